@@ -1,0 +1,1 @@
+"""Stage order, fan-out and parameters: Prefect flows and the `daybreak` command."""

@@ -1,0 +1,431 @@
+"""The one config of a run: TOML in conf/ to frozen pydantic models, unknown keys refused.
+
+`load_config` reads a file, applies `--set dotted.key=value`, validates, and raises ConfigError with
+the dotted name, the rule, the value and the remedy. The descriptions below feed the Prefect form.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import date as Date
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gr_core.errors import ConfigError
+from gr_core.hashing import fingerprint
+from gr_core.model.settings import ModelConfig
+from gr_core.train.settings import TrainConfig
+
+MAX_ACTIONS = 31  # the masks are int32, and bit 31 is the sign
+RESERVED = frozenset(
+    "event_id user_id item_id shown_at visible_at actions known labels label_known time position lo hi "
+    "supervise weight request_id commit bucket".split()
+)
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+
+
+class Section(BaseModel):
+    """A part of the config: frozen, strict about unknown keys, documented by its field strings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class LakeConfig(Section):
+    """What never changes in a home."""
+
+    zone: str = "UTC"
+    """IANA zone of the lake's days: day D is [D 00:00, D+1 00:00) here."""
+    num_buckets: int = Field(default=8, ge=1, le=4096)
+    """Units of data parallelism; a user's bucket is stable_hash(user_id, "bucket") % num_buckets."""
+    holdout_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of users that are evaluated only, never trained on (0-1)."""
+    rerun_days: int = Field(default=7, ge=0)
+    """Days for which vacuum keeps the table versions that nights were pinned to."""
+
+    @field_validator("zone")
+    @classmethod
+    def _known_zone(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except Exception as error:
+            raise ValueError("must be an IANA time zone such as Asia/Shanghai") from error
+        return zone
+
+
+class TimeColumn(Section):
+    """A time by declaration: raw column with its unit (numbers) or format (text), and its zone."""
+
+    column: str
+    """Raw column that holds the time."""
+    unit: Literal["s", "ms", "us", "ns"] | None = None
+    """Unit of an integer column; leave out for timestamps and text."""
+    format: str | None = None
+    """strptime format of a text column, for example %Y-%m-%d %H:%M:%S."""
+    zone: str = "UTC"
+    """Zone of times that carry none."""
+
+
+class ActionConfig(Section):
+    """One action: its bit number is its place in the list, which is append only."""
+
+    name: Name
+    """The action's name, used in metric keys."""
+    attribution_window_seconds: int = Field(default=0, ge=0)
+    """From shown_at on, how long the label may still change; 0: final in the row."""
+    supervise: bool = True
+    """False: read as input, never trained or evaluated."""
+
+
+class FeedConfig(Section):
+    """One raw feed."""
+
+    name: Name
+    """The feed's name, used in messages and quarantine."""
+    role: Literal["events", "bootstrap", "actions"] = "events"
+    """events: impressions; bootstrap: bulk history read once as the first commit; actions: joined by key."""
+    path: str
+    """Glob below source.root; {date} stands for the day as YYYY-MM-DD."""
+    format: Literal["parquet", "csv", "ndjson"] = "parquet"
+    """File format; csv and ndjson may be gzip-compressed (.gz)."""
+    ignore: tuple[str, ...] = ("_*", ".*")
+    """File names (globs) that are not data."""
+    types: dict[str, str] = Field(default_factory=dict)
+    """Declared raw column types; needed for csv and ndjson: string, int32, int64, float64, bool."""
+    event_id: str | None = None
+    """Raw column with the feed's own event id."""
+    event_key: tuple[str, ...] = ()
+    """Raw columns that together identify an event where the feed has no id; joined with ':'."""
+    shown_at: TimeColumn | None = None
+    """When the impression was made."""
+    acted_at: TimeColumn | None = None
+    """When the action was taken (role actions)."""
+    on: tuple[str, ...] = ()
+    """Key columns of an actions feed, in the order of the events feed's event_key."""
+    due: bool = True
+    """Bootstrap only. True: supervised by the first night; false: context only."""
+    visibility_delay_seconds: float | str | None = None
+    """This feed's own visibility delay; unset: source.visibility_delay_seconds."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Contract column (user_id, item_id, request_id) = SQL over raw columns."""
+    actions: dict[str, str] = Field(default_factory=dict)
+    """Action = boolean SQL; null means unknown; an action left out is unknown."""
+    action_times: dict[str, TimeColumn] = Field(default_factory=dict)
+    """Action = raw column with the time it was taken, where the row knows it."""
+    side: dict[str, str] = Field(default_factory=dict)
+    """Side feature = SQL; only what was known when shown, never an outcome."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.role == "actions":
+            if not (self.acted_at and self.on):
+                raise ValueError(f"feed {self.name}: an actions feed needs acted_at and on")
+            return self
+        missing = {"user_id", "item_id"} - set(self.columns)
+        if missing:
+            raise ValueError(f"feed {self.name}: columns must map {sorted(missing)}")
+        if self.shown_at is None:
+            raise ValueError(f"feed {self.name}: shown_at must be declared")
+        if bool(self.event_id) == bool(self.event_key):
+            raise ValueError(f"feed {self.name}: give event_id or event_key, one of the two")
+        unknown = set(self.columns) - {"user_id", "item_id", "request_id"}
+        if unknown:
+            raise ValueError(f"feed {self.name}: columns knows user_id, item_id, request_id, not {sorted(unknown)}")
+        return self
+
+
+class TableConfig(Section):
+    """A side table, joined at ingestion."""
+
+    name: Name
+    """The table's name, used in messages."""
+    path: str
+    """Path below source.root; with {date}: one snapshot a day, joined as of shown_at."""
+    format: Literal["parquet", "csv", "ndjson"] = "parquet"
+    """File format."""
+    types: dict[str, str] = Field(default_factory=dict)
+    """Declared raw column types; needed for csv and ndjson."""
+    on: dict[str, str]
+    """Contract column = raw key column of the table."""
+    snapshot_lag_days: int = Field(default=1, ge=0)
+    """Days until a snapshot counts as complete (only with {date})."""
+    missing: Literal["unknown", "quarantine"] = "unknown"
+    """An event without a row: null side features, counted; or quarantined."""
+    side: dict[str, str]
+    """Side feature = SQL over the table's raw columns."""
+
+
+class WorldConfig(Section):
+    """The embedded world: a seeded source of raw daily files (gr_core.data.synthetic)."""
+
+    seed: int = 0
+    """Seed of the world; another seed is another world."""
+    start: Date
+    """The world's first day."""
+    num_users: int = Field(default=2000, ge=10)
+    """Users of the world."""
+    num_items: int = Field(default=400, ge=20)
+    """Items alive at any time."""
+    sessions_per_user_day: float = Field(default=1.0, gt=0)
+    """Mean sessions of a user and day."""
+
+
+class SourceConfig(Section):
+    """Where raw events come from. Nothing about a feed is code."""
+
+    root: str
+    """URI or path of the raw files; a relative path is below the working directory."""
+    visibility_delay_seconds: float | str = 0
+    """From shown_at until the event is history: seconds, or SQL over the impression row."""
+    lateness_seconds: int = Field(default=0, ge=0)
+    """Added to every attribution window before a label is final."""
+    max_clock_skew_seconds: int = Field(default=7200, ge=0)
+    """Rows shown later than the end of their feed day by more than this go to quarantine."""
+    daily_cap: int = Field(default=1000, ge=1)
+    """Events of a user and lake day beyond it go to quarantine, over all commits."""
+    missing_day: Literal["stop", "warn"] = "stop"
+    """No file for the day: stop with an error, or warn and go on with what is due."""
+    restate: Literal["update", "replace"] = "update"
+    """A restated day: rows update the ones they repeat, or replace the whole day."""
+    dedup_days: int = Field(default=30, ge=0)
+    """Days back within which a repeated event_id is found, also when its shown_at was restated."""
+    actions: tuple[ActionConfig, ...] = Field(min_length=1, max_length=MAX_ACTIONS)
+    """Actions; the bit number is the place in this list."""
+    feeds: tuple[FeedConfig, ...] = Field(min_length=1)
+    """Raw feeds."""
+    tables: tuple[TableConfig, ...] = ()
+    """Side tables."""
+    world: WorldConfig | None = None
+    """Set: raw files of a day that are missing are generated by the embedded world."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [action.name for action in self.actions]
+        for kind, listed in (("actions", names), ("feeds", [f.name for f in self.feeds])):
+            if len(set(listed)) != len(listed):
+                raise ValueError(f"source.{kind}: a name stands twice in {listed}")
+        for feed in self.feeds:
+            unknown = (set(feed.actions) | set(feed.action_times)) - set(names)
+            if unknown:
+                raise ValueError(f"feed {feed.name}: actions {sorted(unknown)} are not in source.actions {names}")
+        if sum(feed.role == "events" for feed in self.feeds) != 1:
+            raise ValueError("source.feeds must have exactly one feed with role events")
+        bad = RESERVED & set(self.side_features)
+        if bad:
+            raise ValueError(f"side features may not be called {sorted(bad)}: contract columns")
+        return self
+
+    @property
+    def action_names(self) -> list[str]:
+        """Names of all actions in bit order."""
+        return [action.name for action in self.actions]
+
+    @property
+    def supervised_mask(self) -> int:
+        """Bit mask of the actions that are trained and evaluated."""
+        return sum(1 << bit for bit, action in enumerate(self.actions) if action.supervise)
+
+    @property
+    def side_features(self) -> list[str]:
+        """Names of all side features, feeds first, in config order, each once."""
+        owners = [*(f.side for f in self.feeds), *(t.side for t in self.tables)]
+        return list(dict.fromkeys(name for owner in owners for name in owner))
+
+    def feed(self, role: str) -> FeedConfig | None:
+        """Return the first feed with this role."""
+        return next((feed for feed in self.feeds if feed.role == role), None)
+
+
+class SequencesConfig(Section):
+    """How much of a user a target sees."""
+
+    max_history: int = Field(default=128, ge=1)
+    """History tokens a target can see."""
+    max_targets: int = Field(default=64, ge=1)
+    """Target tokens in a segment."""
+    max_age_days: int = Field(default=360, ge=1)
+    """Oldest history, counted back from the target's shown_at."""
+
+
+class VocabularyTable(Section):
+    """Admission to one table."""
+
+    min_count: int = Field(default=1, ge=1)
+    """Events of trained users an id needs before it gets a row of its own."""
+    fallback_by: str | None = None
+    """Side feature by whose value fallback rows are kept apart; unset: one fallback row."""
+
+
+class PackConfig(Section):
+    """How segments become batches."""
+
+    tokens: Literal["targets", "interleaved"] = "targets"
+    """targets: history and target tokens; interleaved: item, action, item, action."""
+    layout: Literal["packed", "padded"] = "packed"
+    """packed: segments end to end; padded: every segment to the longest of its batch."""
+    grouping: Literal["none", "sorted", "bucketed"] = "none"
+    """Whether batches hold segments of like lengths (changes what a step sees)."""
+    token_budget: int = Field(default=8192, ge=64)
+    """Tokens a batch and rank."""
+    time_window_seconds: int | None = Field(default=None, ge=1)
+    """Keys older than this, counted back from the query, are not attended to; unset: no window."""
+    seed: int = 0
+    """Seed of the shuffle of users."""
+
+
+class AttentionConfig(Section):
+    """Which attention path may run."""
+
+    require: Literal["none", "fa3"] = "none"
+    """fa3: fail, naming why, where FlashAttention 3 cannot run; none: the best path, logged."""
+
+
+class GateConfig(Section):
+    """When a challenger is promoted."""
+
+    action: str = "click"
+    """Action whose NE decides."""
+    nights: int = Field(default=3, ge=1)
+    """Holdout events that came due in the last this many nights."""
+    margin: float = Field(default=0.01, ge=0)
+    """Relative NE increase that must be ruled out."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """One-sided confidence of the bound, by paired bootstrap over users."""
+    min_positives: int = Field(default=200, ge=1)
+    """Fewer positives than this are insufficient data."""
+    calibration: tuple[float, float] = (0.8, 1.25)
+    """Allowed band of sum of probabilities over sum of labels."""
+    insufficient_data: Literal["hold", "promote_if_sane"] = "hold"
+    """promote_if_sane: promote when calibrated and NE < 1."""
+    cumulative_margin: float = Field(default=0.03, ge=0)
+    """Relative NE increase against the last full retrain that must not be exceeded."""
+    num_resamples: int = Field(default=1000, ge=100)
+    """Bootstrap resamples."""
+
+
+class NightlyConfig(Section):
+    """Operation of the nightly run."""
+
+    ready_by: str | None = Field(default=None, pattern=r"^[0-2][0-9]:[0-5][0-9]$")
+    """Local time HH:MM by which the night should be done."""
+    stage_timeout_seconds: int = Field(default=3600, ge=1)
+    """A stage that runs longer is stopped and retried."""
+
+
+class Config(Section):
+    """One complete run: one name, one home, one registered model."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)]
+    """Names the home (.daybreak/<name>) and the registered model (daybreak-<name>)."""
+    lake: LakeConfig = LakeConfig()
+    source: SourceConfig
+    sequences: SequencesConfig = SequencesConfig()
+    vocabulary: dict[str, VocabularyTable] = Field(default_factory=dict)
+    pack: PackConfig = PackConfig()
+    model: ModelConfig = ModelConfig()
+    attention: AttentionConfig = AttentionConfig()
+    train: TrainConfig = TrainConfig()
+    gate: GateConfig = GateConfig()
+    nightly: NightlyConfig = NightlyConfig()
+
+    @model_validator(mode="after")
+    def _across(self) -> Self:
+        sides = set(self.source.side_features)
+        unknown = set(self.model.features) - sides - {"item_id"}
+        if unknown:
+            raise ValueError(f"model: features {sorted(unknown)} are neither item_id nor side features {sorted(sides)}")
+        unknown = set(self.vocabulary) - set(self.model.features)
+        if unknown:
+            raise ValueError(f"vocabulary: {sorted(unknown)} are no features of the model {list(self.model.features)}")
+        for table, rule in self.vocabulary.items():
+            if rule.fallback_by is not None and rule.fallback_by not in sides:
+                raise ValueError(f"vocabulary.{table}.fallback_by must be a side feature, got {rule.fallback_by!r}")
+        supervised = [a.name for a in self.source.actions if a.supervise]
+        for where, names in (
+            ("gate.action", {self.gate.action}),
+            ("train.action_weights", set(self.train.action_weights)),
+        ):
+            if names - set(supervised):
+                raise ValueError(
+                    f"{where} must name supervised actions {supervised}, got {sorted(names - set(supervised))}"
+                )
+        need = self.sequences.max_history + 1
+        if self.pack.token_budget < need:
+            raise ValueError(
+                f"pack.token_budget must be at least sequences.max_history + 1 = {need}, got {self.pack.token_budget}"
+            )
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the complete config as plain JSON values, defaults included."""
+        return self.model_dump(mode="json")
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the canonical JSON of the resolved config."""
+        return fingerprint(self.resolved())
+
+
+def load_config(path: Path | str, overrides: list[str] | None = None) -> Config:
+    """Read a TOML config and apply `dotted.key=value` overrides.
+
+    Args:
+        path: The TOML file.
+        overrides: Each `dotted.key=value`; the value is read as TOML, else as text.
+
+    Returns:
+        The validated, frozen config.
+
+    Raises:
+        ConfigError: Unreadable file, unknown key, broken rule; names key, rule, value, remedy.
+    """
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"config file {path} does not exist; name one of conf/*.toml with --config", where=str(path)
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}", where=str(path)) from error
+    for override in overrides or []:
+        _apply(raw, override)
+    return parse_config(raw, where=str(path))
+
+
+def parse_config(raw: dict[str, Any], *, where: str = "config") -> Config:
+    """Validate plain values as a config; raises ConfigError as `load_config` does."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(_explain(key, first, where, error.error_count()), where=key or where) from error
+
+
+def _explain(key: str, first: Any, where: str, count: int) -> str:
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{where}: {key} is no known key; remove it or mend its spelling{more}"
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{where}: {key} is missing; add it{more}"
+    text = first["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(first["input"], dict | BaseModel) else f", got {first['input']!r}"
+    return f"{where}: {key + ': ' if key else ''}{text}{shown}{more}"
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set needs dotted.key=value, got {override!r}", where=override)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    node: Any = raw
+    *parents, last = key.strip().split(".")
+    for part in parents:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise ConfigError(f"--set {key}: the key's parent is no table; lists are set whole", where=key)
+    node[last] = value

@@ -1,0 +1,1 @@
+"""Events to packs: contract, due, sequences, vocabulary, packing; and packs to tensors."""

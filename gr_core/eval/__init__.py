@@ -1,0 +1,1 @@
+"""Scoring, metrics, progressive validation and the gate."""

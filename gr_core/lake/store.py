@@ -1,0 +1,146 @@
+"""URIs: the one place that knows how bytes are kept (local files or s3://).
+
+A path is a URI; one without a scheme is local. Writing is atomic everywhere: a reader sees the old
+state or the new one, never a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+
+from gr_core.errors import StoreUnavailable, UsageError
+
+
+def is_local(uri: str) -> bool:
+    """Tell whether a URI names a local path."""
+    return urlsplit(uri).scheme in ("", "file")
+
+
+def local_path(uri: str) -> Path:
+    """Return the local path of a local URI; UsageError for any other."""
+    if not is_local(uri):
+        raise UsageError(f"{uri} is not a local path", where=uri)
+    return Path(uri.removeprefix("file://")).absolute()
+
+
+def join(uri: str, *parts: str) -> str:
+    """Append path parts to a URI."""
+    return "/".join([uri.rstrip("/"), *(part.strip("/") for part in parts)])
+
+
+@contextlib.contextmanager
+def _answering(uri: str) -> Iterator[None]:
+    """Turn an object store's silence into the one transient error; local errors pass as they are."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if is_local(uri):
+            raise
+        raise StoreUnavailable(f"{uri} did not answer: {error}; check endpoint and credentials", where=uri) from error
+
+
+def filesystem(uri: str) -> Any:
+    """Return the fsspec filesystem of a URI; listings are never cached, so never stale (case C3)."""
+    scheme = urlsplit(uri).scheme or "file"
+    return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=scheme != "file")
+
+
+def exists(uri: str) -> bool:
+    """Tell whether a file or directory exists."""
+    if is_local(uri):
+        return local_path(uri).exists()
+    with _answering(uri):
+        return bool(filesystem(uri).exists(uri))
+
+
+def read_bytes(uri: str) -> bytes:
+    """Return a file's bytes; FileNotFoundError where there is none."""
+    if is_local(uri):
+        return local_path(uri).read_bytes()
+    with _answering(uri):
+        content: bytes = filesystem(uri).cat_file(uri)
+        return content
+
+
+def write_bytes(uri: str, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    if not is_local(uri):
+        with _answering(uri):
+            filesystem(uri).pipe_file(uri, content)
+        return
+    path = local_path(uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_json(uri: str) -> Any:
+    """Return a JSON file's value; FileNotFoundError where there is none."""
+    return json.loads(read_bytes(uri))
+
+
+def write_json(uri: str, value: Any) -> None:
+    """Write a value as indented JSON, whole or not at all."""
+    write_bytes(uri, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+@contextlib.contextmanager
+def directory(uri: str) -> Iterator[Path]:
+    """Yield an empty local directory that becomes `uri` when the block ends without an error.
+
+    Locally the directory is renamed into place, over any earlier one. On an object store its files
+    are uploaded, manifest.json (or index.json) last, so that a reader who asks for it never sees a part.
+    """
+    if is_local(uri):
+        target = local_path(uri)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".tmp-{target.name}-"))
+        try:
+            yield work
+            if target.exists():
+                old = target.with_name(f".old-{target.name}-{os.getpid()}")
+                target.rename(old)
+                work.rename(target)
+                shutil.rmtree(old)
+            else:
+                work.rename(target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+        files = sorted(p for p in Path(name).rglob("*") if p.is_file())
+        files.sort(key=lambda p: p.name in ("manifest.json", "index.json"))
+        with _answering(uri):
+            store = filesystem(uri)
+            for path in files:
+                store.put_file(str(path), join(uri, path.relative_to(name).as_posix()))
+
+
+def fetch(uri: str, into: Path) -> Path:
+    """Return a local copy of a directory: itself where local, else downloaded below `into`."""
+    if is_local(uri):
+        return local_path(uri)
+    with _answering(uri):
+        filesystem(uri).get(uri, str(into), recursive=True)
+    return into

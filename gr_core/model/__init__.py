@@ -1,0 +1,1 @@
+"""The generative recommender: embeddings, attention, blocks, heads, losses."""

@@ -1,0 +1,1 @@
+"""Model versions: protocol, in-memory version, MLflow adapter, scorer."""

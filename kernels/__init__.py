@@ -1,0 +1,1 @@
+"""Kernels, each with a plain torch reference that is its specification."""
