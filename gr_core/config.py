@@ -21,8 +21,26 @@ from gr_core.train.settings import TrainConfig
 
 MAX_ACTIONS = 31  # the masks are int32, and bit 31 is the sign
 RESERVED = frozenset(
-    "event_id user_id item_id shown_at visible_at actions known labels label_known time position lo hi "
-    "supervise weight request_id commit bucket".split()
+    [
+        "event_id",
+        "user_id",
+        "item_id",
+        "shown_at",
+        "visible_at",
+        "actions",
+        "known",
+        "labels",
+        "label_known",
+        "time",
+        "position",
+        "lo",
+        "hi",
+        "supervise",
+        "weight",
+        "request_id",
+        "commit",
+        "bucket",
+    ]
 )
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 
