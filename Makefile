@@ -1,0 +1,36 @@
+# Every target does its own set-up in .venv; state lives in .daybreak and nowhere else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+
+.PHONY: nightly test check bench clean-state setup
+.DEFAULT_GOAL := nightly
+
+# torch first and by itself: its pinned release has a CPU build, and a range would take gigabytes of CUDA.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Daybreak needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check "$$(sed -n 's/^  "\(torch==[^"]*\)",$$/\1/p' pyproject.toml)"
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+setup: $(INSTALLED)
+
+nightly: $(INSTALLED)
+	$(BIN)/daybreak nightly --config conf/world.toml --next 3 || test $$? -eq 3
+	$(BIN)/daybreak status --config conf/world.toml
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean-state:
+	rm -rf .daybreak

@@ -1,0 +1,44 @@
+"""The one place that reads and sets environment variables."""
+
+from __future__ import annotations
+
+import os
+
+from gr_core.lake import store
+
+
+def home_uri(name: str, given: str | None = None) -> str:
+    """Return the home of a config: `given` (--home), else DAYBREAK_HOME, else .daybreak/<name>; local ones absolute."""
+    home = given or os.environ.get("DAYBREAK_HOME") or f".daybreak/{name}"
+    return str(store.local_path(home)) if store.is_local(home) else home.rstrip("/")
+
+
+def tracking_uri(home: str) -> str:
+    """Return MLflow's tracking URI: MLFLOW_TRACKING_URI, else one SQLite file in the home (case B6)."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.local_path(home)}/mlflow.db"
+
+
+def artifact_root(home: str) -> str:
+    """Return where MLflow keeps artifacts when the home's own database is used."""
+    return store.join(home, "mlartifacts")
+
+
+def prepare_tools(home: str) -> None:
+    """Set what Prefect and MLflow read at import: state in the home, logs of ours, no telemetry.
+
+    Whatever is already set in the environment stands, so a team's own servers are used.
+    """
+    state = store.local_path(home) / "prefect" if store.is_local(home) else None
+    defaults = {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "gr_core,kernels",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+    }
+    if state is not None:
+        state.mkdir(parents=True, exist_ok=True)
+        defaults["PREFECT_HOME"] = str(state)
+    for key, value in defaults.items():
+        os.environ.setdefault(key, value)

@@ -1,0 +1,23 @@
+"""What all tests share: no telemetry, no network, UTC, seeded, and no file outside the test's own folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["DO_NOT_TRACK"] = "1"
+os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["TZ"] = "UTC"
+os.environ.pop("DAYBREAK_HOME", None)
+os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def root() -> Path:
+    """Return the repository's root."""
+    return ROOT
