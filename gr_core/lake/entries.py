@@ -1,0 +1,133 @@
+"""What stands in the journal: an entry and the payload of each of its kinds.
+
+An entry is (seq, at_us, kind, night, payload). `night` is the night's key: its date, or the name of a separately
+named attempt (an experiment, a full retrain). The payload of each kind is the TypedDict of that name below; a
+writer may add keys of its own:
+
+    opened      Opened       pins a night, before any other stage; the first one of a night counts
+    attempt     Attempt      a retry or re-run of an unfinished night, or a forced stage
+    ingested    Ingested     the night's commit in the event table
+    registered  Registered   the challenger is in the registry, before the gate
+    decided     Decided      the gate's word; promote makes the version the champion
+    promoted    Moved        an operator made a version the champion
+    rollback    Moved        an operator or the next-night check went back to an earlier version
+    finished    Finished     the night is over and immutable from here on
+    failed      Failed       the attempt ended with an error
+    cancelled   Failed       the attempt was stopped by an operator
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired, TypedDict
+
+KINDS = (
+    "opened",
+    "attempt",
+    "ingested",
+    "registered",
+    "decided",
+    "promoted",
+    "rollback",
+    "finished",
+    "failed",
+    "cancelled",
+)
+Mode = Literal["nightly", "backfill", "full_retrain"]
+
+
+class Parent(TypedDict):
+    """The model a night starts from."""
+
+    version: int | None  # None: a checkpoint that has no version
+    checkpoint: str  # URI
+    watermark: dict[str, Any]  # Bound.to_json()
+    date: NotRequired[str]
+    vocabulary: NotRequired[str]  # URI
+
+
+class Opened(TypedDict):
+    """Payload of `opened`: all that re-runs must not resolve again."""
+
+    date: str  # lake day, YYYY-MM-DD
+    mode: Mode
+    parent: Parent | None
+    cutoff_us: int
+    fingerprint: str  # of the resolved config
+    seed: int
+    experiment: NotRequired[str | None]
+    config: NotRequired[dict[str, Any]]  # resolved
+
+
+class Attempt(TypedDict):
+    """Payload of `attempt`."""
+
+    fingerprint: str
+    difference: dict[str, list[Any]]  # dotted key -> [before, now]; empty for a plain retry
+    reason: NotRequired[str]  # for example "retry", "force train"
+
+
+class Ingested(TypedDict):
+    """Payload of `ingested`."""
+
+    commit: int
+    delta_version: int
+    rows: dict[str, int]  # Rows.to_json()
+    action_rows: NotRequired[dict[str, int]]
+
+
+class Registered(TypedDict):
+    """Payload of `registered`."""
+
+    version: int
+    checkpoint: str  # URI
+    watermark: dict[str, Any]  # Bound.to_json()
+    digest: NotRequired[str]
+    date: NotRequired[str]
+    vocabulary: NotRequired[str]  # URI
+    config: NotRequired[dict[str, Any]]  # resolved
+
+
+class Decided(TypedDict):
+    """Payload of `decided`."""
+
+    decision: Literal["promote", "hold"]
+    reasons: list[str]
+    version: int
+    previous: int | None  # champion before the decision
+    figures: NotRequired[dict[str, Any]]
+
+
+class Moved(TypedDict):
+    """Payload of `promoted` and `rollback`: the champion is moved outside a night's gate."""
+
+    version: int  # champion from now on
+    previous: int | None  # champion until now
+    reason: str  # for example "rolled back by an operator"
+
+
+class Finished(TypedDict):
+    """Payload of `finished`."""
+
+    state: Literal["completed", "no_data"]
+    bound: dict[str, Any] | None  # Bound.to_json(); counts as scored, so its events are never new again
+    status: dict[str, Any]  # the night's figures or its whole status object (example 7)
+
+
+class Failed(TypedDict):
+    """Payload of `failed` and `cancelled`."""
+
+    stage: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One journal entry."""
+
+    seq: int
+    """1, 2, 3, ...: the order of the truth."""
+    at_us: int
+    kind: str
+    night: str
+    payload: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,221 @@
+"""The journal: an append-only Delta table of nights and decisions, the one truth about both.
+
+One entry is one commit under one application transaction ("journal", seq), so the table's order is the
+compare-and-set: of two writers who have read the same state, one loses, reloads and takes the next number. Kinds
+and payloads of entries stand in gr_core.lake.entries; the pure functions that fold entries into nights, champion
+and bounds stand in gr_core.lake.ledger. Both are offered here too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from gr_core.errors import CommitConflict, StoreUnavailable, UsageError
+from gr_core.lake import store
+from gr_core.lake.entries import (
+    KINDS,
+    Attempt,
+    Decided,
+    Entry,
+    Failed,
+    Finished,
+    Ingested,
+    Moved,
+    Opened,
+    Parent,
+    Registered,
+)
+from gr_core.lake.ledger import (
+    Champion,
+    NightRecord,
+    Version,
+    bound_nights_ago,
+    champion,
+    finished_bounds,
+    nights,
+    previous,
+    versions,
+)
+
+__all__ = [
+    "Attempt",
+    "Champion",
+    "Decided",
+    "Entry",
+    "Failed",
+    "Finished",
+    "Ingested",
+    "Journal",
+    "JournalMoved",
+    "Moved",
+    "NightRecord",
+    "Opened",
+    "Parent",
+    "Registered",
+    "Version",
+    "bound_nights_ago",
+    "champion",
+    "finished_bounds",
+    "nights",
+    "previous",
+    "versions",
+]
+
+APP = "journal"
+SCHEMA = pa.schema(
+    [
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("at_us", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("night", pa.string(), nullable=False),
+        pa.field("payload", pa.string(), nullable=False),
+    ]
+)
+# Each entry is a file of its own; past this many, reading is slower than merging them once.
+_MAX_FILES = 48
+_MAX_ATTEMPTS = 100
+
+logger = logging.getLogger(__name__)
+
+
+class JournalMoved(CommitConflict):
+    """The journal has an entry that the writer had not read; read again, then decide again."""
+
+
+class Journal:
+    """The journal at a URI. Holds no state: each call reads what is there now.
+
+    Args:
+        uri: Directory of the Delta table; it is created by the first append, never by reading.
+        storage_options: Passed to deltalake (endpoint and credentials of an object store).
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self.uri = uri
+        self._options = dict(storage_options) if storage_options else None
+
+    def entries(self) -> list[Entry]:
+        """Return all entries in order; an empty list, and nothing written, where there is no table.
+
+        Raises:
+            StoreUnavailable: The object store did not answer.
+        """
+        with self._answering():
+            table = self._load()
+            return [] if table is None else _read(table)
+
+    def append(
+        self, kind: str, night: str, payload: Mapping[str, Any], *, at_us: int, expect: int | None = None
+    ) -> Entry:
+        """Append one entry in one commit.
+
+        Args:
+            kind: One of entries.KINDS.
+            night: Key of the night: its date or the attempt's name.
+            payload: The kind's payload; numpy scalars are unwrapped, NaN and infinities become null.
+            at_us: The time of the entry, microseconds since the epoch.
+            expect: Newest seq the writer has read (0: none). None: append whatever came before.
+
+        Returns:
+            The entry as written, with its number.
+
+        Raises:
+            UsageError: Unknown kind or empty night.
+            JournalMoved: With `expect`, the journal has moved on; nothing is written.
+            CommitConflict: Without `expect`, other writers won every attempt.
+            StoreUnavailable: The object store did not answer.
+        """
+        if kind not in KINDS or not night:
+            raise UsageError(f"journal entry needs a night and a kind of {list(KINDS)}, got {kind!r}, {night!r}")
+        text = json.dumps(_plain(payload), sort_keys=True, allow_nan=False)
+        with self._answering():
+            for attempt in range(_MAX_ATTEMPTS):
+                table = self._load() or self._create()
+                newest = table.transaction_version(APP) or 0
+                if expect is not None and newest != expect:
+                    raise JournalMoved(
+                        f"journal is at entry {newest}, expected {expect}; read it again and decide again",
+                        where=self.uri,
+                    )
+                entry = Entry(seq=newest + 1, at_us=at_us, kind=kind, night=night, payload=json.loads(text))
+                if _commit(table, entry, text):
+                    self._compact(table, entry.seq)
+                    return entry
+                time.sleep(min(0.05, 0.002 * attempt))
+        raise CommitConflict(
+            f"no journal entry could be committed in {_MAX_ATTEMPTS} attempts; stop other writers", where=self.uri
+        )
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if store.is_local(self.uri):
+                raise
+            raise StoreUnavailable(f"{self.uri} did not answer: {error}", where=self.uri) from error
+
+    def _load(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.uri, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def _create(self) -> DeltaTable:
+        try:
+            return DeltaTable.create(self.uri, schema=SCHEMA, storage_options=self._options)
+        except DeltaError:
+            # Another process was faster; where it was not, loading names the real trouble.
+            return DeltaTable(self.uri, storage_options=self._options)
+
+    def _compact(self, table: DeltaTable, seq: int) -> None:
+        """Merge the small files now and then; contents and order stay, and losing a race is no loss."""
+        if seq % _MAX_FILES:
+            return
+        try:
+            table.update_incremental()
+            table.optimize.compact()
+        except DeltaError as error:
+            logger.info("journal %s not compacted this time: %s", self.uri, error)
+
+
+def _commit(table: DeltaTable, entry: Entry, text: str) -> bool:
+    row = {"seq": entry.seq, "at_us": entry.at_us, "kind": entry.kind, "night": entry.night, "payload": text}
+    transaction = CommitProperties(app_transactions=[Transaction(APP, entry.seq)])
+    try:
+        write_deltalake(table, pa.Table.from_pylist([row], schema=SCHEMA), mode="append", commit_properties=transaction)
+    except CommitFailedError:
+        return False
+    return True
+
+
+def _read(table: DeltaTable) -> list[Entry]:
+    # Not to_pyarrow_table(): with many files its reader threads abort the interpreter at exit (deltalake 1.6.6).
+    files = [pq.ParquetFile(pa.BufferReader(store.read_bytes(uri))) for uri in table.file_uris()]
+    rows = [row for file in files for row in file.read(use_threads=False).to_pylist()]
+    rows.sort(key=lambda row: row["seq"])
+    return [Entry(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON values only: numpy scalars unwrapped, non-finite numbers as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

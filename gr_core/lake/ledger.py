@@ -1,0 +1,295 @@
+"""What the journal's entries mean: pure folds from entries to nights, versions, champion and bounds; no storage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gr_core.lake.entries import Entry, Parent
+from gr_core.refs import Bound
+
+MAIN_MODES = ("nightly", "backfill")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NightRecord:
+    """All that the journal knows of one night."""
+
+    key: str
+    date: str
+    mode: str
+    experiment: str | None = None
+    parent_version: int | None = None
+    parent_checkpoint: str | None = None
+    parent_watermark: Bound | None = None
+    cutoff_us: int = 0
+    seed: int = 0
+    fingerprint: str = ""
+    """Of the first attempt; a later attempt's stands in its payload."""
+    opened_us: int = 0
+    updated_us: int = 0
+    finished_us: int | None = None
+    finished_seq: int | None = None
+    attempts: tuple[dict[str, Any], ...] = ()
+    """One payload an attempt: that of `opened`, then those of the `attempt` entries."""
+    state: str = "running"
+    commit: int | None = None
+    delta_version: int | None = None
+    rows: dict[str, int] | None = None
+    action_rows: dict[str, int] | None = None
+    version: int | None = None
+    checkpoint: str | None = None
+    watermark: Bound | None = None
+    decision: str | None = None
+    """promote | hold | None while the gate has not spoken."""
+    reasons: tuple[str, ...] = ()
+    """The gate's, then what befell the version later."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    bound: Bound | None = None
+    status: dict[str, Any] | None = None
+    """As given when the night finished."""
+    stage: str | None = None
+    error: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether the night is over for good (completed or no_data)."""
+        return self.finished_us is not None
+
+    @property
+    def is_main(self) -> bool:
+        """Tell whether the night belongs to the main line: nightly or backfill, no experiment."""
+        return self.experiment is None and self.mode in MAIN_MODES
+
+    @property
+    def opened(self) -> dict[str, Any]:
+        """The payload of the entry that pinned the night."""
+        return self.attempts[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """A registered version."""
+
+    version: int
+    night: str
+    date: str
+    checkpoint: str
+    watermark: Bound
+    digest: str | None = None
+
+    def as_parent(self) -> Parent:
+        """Return the value of `Opened.parent` for a night that starts from this version."""
+        return {"version": self.version, "checkpoint": self.checkpoint, "watermark": self.watermark.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Champion:
+    """The version in use, and the entry that made it so."""
+
+    version: int
+    kind: Literal["first", "promoted", "rollback"]
+    reasons: tuple[str, ...]
+    seq: int
+    at_us: int
+    model: Version
+
+    @property
+    def date(self) -> str:
+        """The data day of the champion's night."""
+        return self.model.date
+
+    @property
+    def checkpoint(self) -> str:
+        """The champion's checkpoint URI."""
+        return self.model.checkpoint
+
+    @property
+    def watermark(self) -> Bound:
+        """The champion's watermark."""
+        return self.model.watermark
+
+    def as_parent(self) -> Parent:
+        """Return the value of `Opened.parent` for a night that starts from the champion."""
+        return self.model.as_parent()
+
+
+def _bound(values: dict[str, Any] | None) -> Bound | None:
+    return None if values is None else Bound.from_json(values)
+
+
+def _open(entry: Entry) -> NightRecord:
+    payload = entry.payload
+    parent = payload.get("parent") or {}
+    return NightRecord(
+        key=entry.night,
+        date=payload["date"],
+        mode=payload["mode"],
+        experiment=payload.get("experiment"),
+        parent_version=parent.get("version"),
+        parent_checkpoint=parent.get("checkpoint"),
+        parent_watermark=_bound(parent.get("watermark")),
+        cutoff_us=payload["cutoff_us"],
+        seed=payload["seed"],
+        fingerprint=payload["fingerprint"],
+        opened_us=entry.at_us,
+        updated_us=entry.at_us,
+        attempts=(payload,),
+    )
+
+
+def _changes(record: NightRecord, entry: Entry) -> dict[str, Any]:
+    """Return the fields of an unfinished night that an entry sets."""
+    payload = entry.payload
+    changes: dict[str, Any] = {}
+    match entry.kind:
+        case "attempt":
+            changes = {"attempts": (*record.attempts, payload), "state": "running", "stage": None, "error": None}
+        case "ingested":
+            changes = {name: payload.get(name) for name in ("commit", "delta_version", "rows", "action_rows")}
+        case "registered":
+            changes = {name: payload[name] for name in ("version", "checkpoint")}
+            changes["watermark"] = _bound(payload["watermark"])
+        case "decided":
+            changes = {"decision": payload["decision"], "reasons": tuple(payload["reasons"])}
+            changes["figures"] = payload.get("figures") or {}
+        case "failed" | "cancelled":
+            changes = {"state": entry.kind, "stage": payload.get("stage"), "error": payload.get("error")}
+        case "finished":
+            changes = {"state": payload["state"], "status": payload.get("status") or {}, "finished_us": entry.at_us}
+            changes["finished_seq"] = entry.seq
+            changes |= {"bound": _bound(payload.get("bound")), "stage": None, "error": None}
+    return changes
+
+
+def nights(entries: Iterable[Entry]) -> dict[str, NightRecord]:
+    """Fold entries into nights, keyed by night, in the order in which they were opened.
+
+    A finished night is immutable: later entries of it (a forced stage) change nothing but the reasons, which
+    tell when its version was promoted or rolled back afterwards.
+    """
+    records: dict[str, NightRecord] = {}
+    owners: dict[int, str] = {}
+    for entry in entries:
+        if entry.kind in ("promoted", "rollback"):
+            owner = owners.get(entry.payload["version" if entry.kind == "promoted" else "previous"])
+            if owner is not None:
+                reasons = (*records[owner].reasons, str(entry.payload["reason"]))
+                records[owner] = dataclasses.replace(records[owner], reasons=reasons)
+            continue
+        record = records.get(entry.night)
+        if record is None:
+            if entry.kind == "opened":
+                records[entry.night] = _open(entry)
+            continue
+        if record.is_finished:
+            continue
+        records[entry.night] = dataclasses.replace(record, updated_us=entry.at_us, **_changes(record, entry))
+        if entry.kind == "registered":
+            owners[entry.payload["version"]] = entry.night
+    return records
+
+
+def versions(entries: Iterable[Entry]) -> dict[int, Version]:
+    """Fold entries into the registered versions, keyed by number."""
+    dates: dict[str, str] = {}
+    found: dict[int, Version] = {}
+    for entry in entries:
+        if entry.kind == "opened":
+            dates.setdefault(entry.night, entry.payload["date"])
+        elif entry.kind == "registered":
+            payload = entry.payload
+            found[payload["version"]] = Version(
+                version=payload["version"],
+                night=entry.night,
+                date=dates.get(entry.night, entry.night),
+                checkpoint=payload["checkpoint"],
+                watermark=Bound.from_json(payload["watermark"]),
+                digest=payload.get("digest"),
+            )
+    return found
+
+
+def _champions(entries: Sequence[Entry]) -> list[Champion]:
+    """Return the stack of champions, the present one last: a promotion pushes, a rollback pops down to its version."""
+    known = versions(entries)
+    stack: list[Champion] = []
+    for entry in entries:
+        payload = entry.payload
+        is_move = entry.kind in ("promoted", "rollback")
+        if not is_move and not (entry.kind == "decided" and payload["decision"] == "promote"):
+            continue
+        version = payload["version"]
+        if version not in known or (stack and stack[-1].version == version):
+            continue
+        kind: Literal["first", "promoted", "rollback"] = "promoted" if stack else "first"
+        if entry.kind == "rollback":
+            kind = "rollback"
+            while stack and stack[-1].version != version:
+                stack.pop()
+            if stack:
+                stack.pop()
+        reasons = (str(payload["reason"]),) if is_move else tuple(payload["reasons"])
+        stack.append(
+            Champion(
+                version=version, kind=kind, reasons=reasons, seq=entry.seq, at_us=entry.at_us, model=known[version]
+            )
+        )
+    return stack
+
+
+def champion(entries: Sequence[Entry]) -> Champion | None:
+    """Return the version in use: the one promoted, or rolled back to, last; None before the first promotion."""
+    stack = _champions(entries)
+    return stack[-1] if stack else None
+
+
+def previous(entries: Sequence[Entry]) -> Champion | None:
+    """Return the champion before the present one: what `rollback` goes to.
+
+    A version that was rolled back from is not it, so that a second rollback goes further back, never forth again.
+    """
+    stack = _champions(entries)
+    return stack[-2] if len(stack) > 1 else None
+
+
+def _main_bounds(entries: Iterable[Entry]) -> list[Bound]:
+    done = [(r.finished_seq, r.bound) for r in nights(entries).values() if r.is_main]
+    found = [(seq, bound) for seq, bound in done if seq is not None and bound is not None]
+    return [bound for _, bound in sorted(found, key=lambda pair: pair[0])]
+
+
+def _covers(outer: Bound, inner: Bound) -> bool:
+    """Tell whether every (event, action) inside `inner` is inside `outer`."""
+    return outer.commit >= inner.commit and all(
+        action in outer.shown_before_us and outer.shown_before_us[action] >= before
+        for action, before in inner.shown_before_us.items()
+    )
+
+
+def finished_bounds(entries: Sequence[Entry]) -> list[Bound]:
+    """Return the bounds of finished main-line nights, in order of finishing, without those that another covers.
+
+    What is inside any of them has been new once and is never new again. Experiments and full retrains score no
+    new events, so their bounds do not count.
+    """
+    front: list[Bound] = []
+    for bound in _main_bounds(entries):
+        if any(_covers(other, bound) for other in front):
+            continue
+        front = [other for other in front if not _covers(bound, other)] + [bound]
+    return front
+
+
+def bound_nights_ago(entries: Sequence[Entry], k: int) -> Bound | None:
+    """Return the bound of the k-th newest finished main-line night; None where there are fewer.
+
+    For a night that is not finished yet, "what came due in the last K nights, this one included" is what is inside
+    its bound and not inside `bound_nights_ago(entries, K)`.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1 (the newest finished night), got {k}")
+    bounds = _main_bounds(entries)
+    return bounds[-k] if len(bounds) >= k else None
