@@ -1,0 +1,301 @@
+"""Exact id -> row per embedding table, growing along a lineage.
+
+In: id counts of the commits that are new since the parent, and the parent's vocabulary. Out: a `Vocabulary` in which no
+row ever moves. Rows of a table: 0 pad, 1 unknown (a null side feature), then the fallback rows (one, or one per type of
+`fallback_by`), then ids in the order of their admission. Ids without a row map to their fallback row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from gr_core.errors import FormatError
+from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW, UNKNOWN_ROW
+
+logger = logging.getLogger(__name__)
+
+VOCABULARY_FORMAT = 1
+VOCABULARY_FILE = "vocabulary.json"
+CANDIDATE = -1
+COUNTS = pl.Schema({"id": pl.String, "type": pl.String, "count": pl.Int64})
+ROWS = pl.Schema({"id": pl.String, "row": pl.Int32, "fallback": pl.Int32, "count": pl.Int64})
+
+
+class AdmissionRule(Protocol):
+    """What `grow` reads of a table's config (gr_core.config.VocabularyTable)."""
+
+    @property
+    def min_count(self) -> int:
+        """Events of trained users an id needs before it gets a row."""
+
+    @property
+    def fallback_by(self) -> str | None:
+        """Side feature by whose value fallback rows are kept apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyTable:
+    """The ids of one embedding table."""
+
+    ids: pl.DataFrame
+    """id, row (-1: a candidate without a row yet), fallback (its fallback row), count; rows first, then by id."""
+    rows: int
+    """Rows in use, the reserved ones included."""
+    capacity: int
+    """Rows to allocate: a power of two, at least a fifth of it free."""
+    fallback_types: tuple[str, ...] = ()
+    """Types with a fallback row each, from row 2 on; empty: one fallback row for all."""
+    fallback_by: str | None = None
+    """The side feature that holds an id's type."""
+
+    @property
+    def fallbacks(self) -> int:
+        """Number of fallback rows."""
+        return max(1, len(self.fallback_types))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """All tables, versioned by content."""
+
+    version: str
+    tables: dict[str, VocabularyTable]
+
+
+def count_ids(
+    events: pl.DataFrame, features: Sequence[str], rules: Mapping[str, AdmissionRule]
+) -> dict[str, pl.DataFrame]:
+    """Count the ids of each table in events, those of one bucket for example.
+
+    Args:
+        events: Rows of the event table that count: new since the parent, no holdout users.
+        features: The tables.
+        rules: Admission by table; a table without one has no fallback_by.
+
+    Returns:
+        Table -> frame of id, type (the value of fallback_by; null without), count; one row a distinct pair, no null id,
+        sorted.
+    """
+    counts = {}
+    for name in features:
+        by = rules[name].fallback_by if name in rules else None
+        kind = pl.col(by).cast(pl.String) if by else pl.lit(None, pl.String)
+        ids = events.select(id=pl.col(name).cast(pl.String), type=kind).filter(pl.col("id").is_not_null())
+        counts[name] = _sum(ids.with_columns(count=pl.lit(1, pl.Int64)))
+    return counts
+
+
+def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Sum the counts of one table over buckets; the parts' order changes nothing."""
+    return _sum(pl.concat([COUNTS.to_frame(), *parts]))
+
+
+def _sum(counts: pl.DataFrame) -> pl.DataFrame:
+    return counts.group_by("id", "type").agg(pl.col("count").sum()).sort("id", "type")
+
+
+def grow(
+    parent: Vocabulary | None, counts: Mapping[str, pl.DataFrame], rules: Mapping[str, AdmissionRule]
+) -> Vocabulary:
+    """Add counts to the parent's and admit the ids that now reach `min_count`.
+
+    Existing rows never move; new ones follow by falling count, then id. Types of fallback rows are fixed at the
+    lineage's root; an id's fallback row is fixed when the id is first counted (its most frequent type then).
+
+    Args:
+        parent: The parent's vocabulary; None at a lineage's root.
+        counts: Table -> counts of what the parent has not counted, as `count_ids` returns them.
+        rules: Admission by table, for every table of `counts`.
+
+    Returns:
+        The grown vocabulary; equal content has an equal version.
+    """
+    tables = {}
+    for name, frame in counts.items():
+        old = parent.tables.get(name) if parent is not None else None
+        tables[name] = _grow_table(old, frame, rules[name])
+        logger.info("vocabulary %s: %d rows of %d", name, tables[name].rows, tables[name].capacity)
+    return Vocabulary(version=_version(tables), tables=tables)
+
+
+def _grow_table(old: VocabularyTable | None, counts: pl.DataFrame, rule: AdmissionRule) -> VocabularyTable:
+    if old is None:
+        types = tuple(counts["type"].drop_nulls().unique().sort()) if rule.fallback_by else ()
+        start = FIRST_FALLBACK_ROW + max(1, len(types))
+        old = VocabularyTable(
+            ids=ROWS.to_frame(), rows=start, capacity=0, fallback_types=types, fallback_by=rule.fallback_by
+        )
+    fallback_of = _fallback_rows(old.fallback_types)
+    fresh = (
+        counts.sort("id", pl.col("type").is_null(), pl.col("count"), "type", descending=[False, False, True, False])
+        .group_by("id", maintain_order=True)
+        .agg(pl.col("type").first(), pl.col("count").sum())
+        .select("id", _fallback(pl.col("type"), fallback_of).alias("fallback"), pl.col("count").alias("more"))
+    )
+    merged = (
+        old.ids.join(fresh, on="id", how="full", coalesce=True, suffix="_new")
+        .with_columns(
+            row=pl.col("row").fill_null(CANDIDATE),
+            fallback=pl.coalesce("fallback", "fallback_new"),
+            count=pl.col("count").fill_null(0) + pl.col("more").fill_null(0),
+        )
+        .select(ROWS.names())
+        .cast(ROWS)
+    )
+    admitted = merged.filter((pl.col("row") == CANDIDATE) & (pl.col("count") >= rule.min_count))
+    admitted = admitted.sort("count", "id", descending=[True, False]).with_columns(
+        row=pl.int_range(old.rows, old.rows + pl.len(), dtype=pl.Int32)
+    )
+    rows = old.rows + len(admitted)
+    rest = merged.filter((pl.col("row") != CANDIDATE) | (pl.col("count") < rule.min_count))
+    ids = pl.concat([rest, admitted]).sort(pl.col("row") == CANDIDATE, "row", "id")
+    return VocabularyTable(
+        ids=ids,
+        rows=rows,
+        capacity=max(old.capacity, capacity_for(rows)),
+        fallback_types=old.fallback_types,
+        fallback_by=old.fallback_by,
+    )
+
+
+def capacity_for(rows: int) -> int:
+    """Return the smallest power of two of which `rows` fill at most four fifths."""
+    return 1 << (-(-5 * rows // 4) - 1).bit_length()
+
+
+def _fallback_rows(types: Sequence[str]) -> dict[str, int]:
+    return {kind: FIRST_FALLBACK_ROW + i for i, kind in enumerate(types)}
+
+
+def _fallback(kind: pl.Expr, rows: Mapping[str, int]) -> pl.Expr:
+    """Return the fallback row of a type; the first one for null and for types that the root did not know."""
+    if not rows:
+        return kind.is_null().cast(pl.Int32) * 0 + FIRST_FALLBACK_ROW
+    return kind.replace_strict(
+        pl.Series(list(rows), dtype=pl.String),
+        pl.Series(list(rows.values()), dtype=pl.Int32),
+        default=FIRST_FALLBACK_ROW,
+        return_dtype=pl.Int32,
+    )
+
+
+def encode(
+    tokens: pl.DataFrame, vocabulary: Vocabulary, features: Sequence[str], item_features: Sequence[str]
+) -> pl.DataFrame:
+    """Replace feature texts by embedding rows.
+
+    Null is the unknown row; on history tokens (null event_id) context features are the pad row. An id without a row is
+    its fallback row; one that was never counted takes the fallback of its token's type, where the tokens carry
+    `fallback_by`, else the first one.
+
+    Args:
+        tokens: Tokens with features as text.
+        vocabulary: Ids and rows.
+        features: Columns to encode.
+        item_features: Those of them that history tokens have too.
+
+    Returns:
+        The tokens in their order, features as Int32 without nulls.
+    """
+    columns = []
+    for name in features:
+        table = vocabulary.tables[name]
+        by = table.fallback_by
+        unseen = pl.lit(FIRST_FALLBACK_ROW, pl.Int32)
+        if by is not None and by in tokens.columns:
+            unseen = _fallback(pl.col(by), _fallback_rows(table.fallback_types))
+        text = pl.col(name)
+        if len(table.ids):
+            row = pl.when(pl.col("row") == CANDIDATE).then("fallback").otherwise("row")
+            known = text.replace_strict(
+                table.ids["id"], table.ids.select(row).to_series(), default=None, return_dtype=pl.Int32
+            )
+        else:
+            known = pl.lit(None, pl.Int32)
+        encoded = pl.when(text.is_null()).then(pl.lit(UNKNOWN_ROW, pl.Int32)).otherwise(pl.coalesce(known, unseen))
+        if name not in item_features:
+            encoded = pl.when(pl.col("event_id").is_null()).then(pl.lit(PAD_ROW, pl.Int32)).otherwise(encoded)
+        columns.append(encoded.alias(name))
+    return tokens.with_columns(columns)
+
+
+def _version(tables: Mapping[str, VocabularyTable]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tables):
+        table = tables[name]
+        described = _described(table)
+        digest.update(json.dumps([name, described, table.ids["id"].to_list()], sort_keys=True).encode())
+        for column in ("row", "fallback", "count"):
+            digest.update(table.ids[column].to_numpy().astype("<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _described(table: VocabularyTable) -> dict[str, Any]:
+    return {
+        "rows": table.rows,
+        "capacity": table.capacity,
+        "fallbacks": table.fallbacks,
+        "fallback_types": list(table.fallback_types),
+        "fallback_by": table.fallback_by,
+    }
+
+
+def save(vocabulary: Vocabulary, folder: Path) -> None:
+    """Write <table>.arrow (uncompressed Arrow IPC file) for every table, then vocabulary.json.
+
+    Args:
+        vocabulary: What to write.
+        folder: Directory, made if missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in vocabulary.tables.items():
+        table.ids.write_ipc(folder / f"{name}.arrow", compression="uncompressed", compat_level=pl.CompatLevel.oldest())
+    value = {
+        "format": VOCABULARY_FORMAT,
+        "version": vocabulary.version,
+        "tables": {name: _described(table) for name, table in vocabulary.tables.items()},
+    }
+    (folder / VOCABULARY_FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def load(folder: Path) -> Vocabulary:
+    """Read a vocabulary.
+
+    Raises:
+        FormatError: No vocabulary, another format number, or content that does not match its version.
+    """
+    path = folder / VOCABULARY_FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value["format"] != VOCABULARY_FORMAT:
+            raise FormatError(
+                f"{path} must have format {VOCABULARY_FORMAT}, got {value['format']}; rebuild the night's vocabulary",
+                where=str(path),
+            )
+        tables = {
+            name: VocabularyTable(
+                ids=pl.read_ipc(folder / f"{name}.arrow"),
+                rows=table["rows"],
+                capacity=table["capacity"],
+                fallback_types=tuple(table["fallback_types"]),
+                fallback_by=table["fallback_by"],
+            )
+            for name, table in value["tables"].items()
+        }
+        version = value["version"]
+    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
+        raise FormatError(f"{folder} holds no readable vocabulary: {error}", where=str(folder)) from error
+    if _version(tables) != version:
+        raise FormatError(
+            f"the tables in {folder} must match version {version}, got {_version(tables)}; restore the folder",
+            where=str(folder),
+        )
+    return Vocabulary(version=version, tables=tables)
