@@ -1,0 +1,251 @@
+"""The declared side of a feed: SQL and time declarations turned into checked Polars expressions.
+
+In: a feed's or table's config and the schema of one raw file. Out: expressions over that file's columns, or
+the error that says which file, column or dotted key is wrong. Nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import polars as pl
+
+from gr_core.config import FeedConfig, SourceConfig, TableConfig, TimeColumn
+from gr_core.errors import ConfigError, DataContractError
+
+Kind = Literal["id", "text", "flag", "number"]
+Schema = Mapping[str, pl.DataType]
+
+INSTANT = pl.Datetime("us", "UTC")
+DECLARED: dict[str, pl.DataType] = {
+    "string": pl.String(),
+    "int32": pl.Int64(),
+    "int64": pl.Int64(),
+    "float64": pl.Float64(),
+    "bool": pl.Boolean(),
+}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_EARLIEST_SECOND = 946_684_800  # 2000-01-01; epoch seconds read as ms land in 1970 (case C12)
+_LATEST_SECOND = 9_223_372_035  # 2262-04-11, the last second that int64 nanoseconds can hold
+_EXPECTED = {
+    "id": "an integer or text",
+    "text": "a number, text or boolean",
+    "flag": "a boolean (write a comparison such as is_click = 1)",
+    "number": "a number of seconds",
+}
+# Polars' own test for this (meta.is_row_separable) needs the schema, and calls a RANK() OVER row-wise
+_OTHER_ROWS = re.compile(
+    r"\b(over|select|avg|corr|count|covar\w*|first|last|max|median|min|quantile\w*|std\w*|sum|var|var_pop|var_samp|variance|\w+_agg)\s*\(",
+    re.IGNORECASE,
+)
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One contract value: SQL over raw columns, with the dotted config key it stands under."""
+
+    name: str
+    key: str
+    sql: str
+    expr: pl.Expr
+    kind: Kind
+
+    @property
+    def roots(self) -> list[str]:
+        """Raw columns that the expression reads."""
+        return list(dict.fromkeys(self.expr.meta.root_names()))
+
+
+def parse_sql(text: str, key: str) -> pl.Expr:
+    """Parse one SQL expression that works row by row.
+
+    Raises:
+        ConfigError: It does not parse, gives several columns, or looks at other rows (an aggregate, a window, a
+            subquery: its value would depend on how the day is cut into files).
+    """
+    try:
+        expr = pl.sql_expr(text)
+        plain = not expr.meta.has_multiple_outputs() and "subplan" not in str(expr)
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"{key}: {text!r} is not valid SQL: {_first_line(error)}; mend it", where=key) from error
+    if not plain or _OTHER_ROWS.search(_QUOTED.sub("''", text)):
+        raise ConfigError(
+            f"{key}: {text!r} must give one value from one row; leave out aggregates, windows and subqueries", where=key
+        )
+    return expr
+
+
+def feed_values(source: SourceConfig, feed: FeedConfig) -> list[Wanted]:
+    """Return what a feed's config derives from a row, the times apart.
+
+    Names: user_id, item_id, request_id; `id:<n>` the parts of the event id; `action:<name>`; `side:<name>`; `delay`
+    (seconds) where the visibility delay is SQL.
+    """
+    where = f"source.feeds[{feed.name}]"
+    wanted = [_wanted(name, f"{where}.columns.{name}", sql, "id") for name, sql in feed.columns.items()]
+    keys = [(feed.event_id, "event_id")] if feed.event_id else [(c, "event_key") for c in feed.event_key]
+    wanted += [
+        Wanted(f"id:{place}", f"{where}.{key}", str(column), pl.col(str(column)), "id")
+        for place, (column, key) in enumerate(keys)
+    ]
+    wanted += [_wanted(f"action:{n}", f"{where}.actions.{n}", sql, "flag") for n, sql in feed.actions.items()]
+    wanted += [_wanted(f"side:{n}", f"{where}.side.{n}", sql, "text") for n, sql in feed.side.items()]
+    delay = delay_of(source, feed)
+    if isinstance(delay, str):
+        owner = where if feed.visibility_delay_seconds is not None else "source"
+        wanted.append(_wanted("delay", f"{owner}.visibility_delay_seconds", delay, "number"))
+    return wanted
+
+
+def feed_times(feed: FeedConfig) -> dict[str, tuple[str, TimeColumn]]:
+    """Return a feed's declared times: `shown_at` and the actions that have one, each with its dotted key."""
+    where = f"source.feeds[{feed.name}]"
+    times = {f"time:{n}": (f"{where}.action_times.{n}", time) for n, time in feed.action_times.items()}
+    if feed.shown_at is not None:
+        times["shown_at"] = (f"{where}.shown_at", feed.shown_at)
+    return times
+
+
+def table_values(table: TableConfig) -> list[Wanted]:
+    """Return a side table's values: `on:<contract column>` the keys, `side:<name>` the features."""
+    where = f"source.tables[{table.name}]"
+    keys = [Wanted(f"on:{n}", f"{where}.on.{n}", raw, pl.col(raw), "id") for n, raw in table.on.items()]
+    return keys + [_wanted(f"side:{n}", f"{where}.side.{n}", sql, "text") for n, sql in table.side.items()]
+
+
+def delay_of(source: SourceConfig, feed: FeedConfig) -> float | str:
+    """Return the visibility delay that holds for a feed: seconds, or SQL that gives them."""
+    own = feed.visibility_delay_seconds
+    return source.visibility_delay_seconds if own is None else own
+
+
+def raw_columns(wanted: Iterable[Wanted], times: Iterable[TimeColumn] = ()) -> list[str]:
+    """Return the raw columns that the values and times read, each once, in a fixed order."""
+    names = [root for value in wanted for root in value.roots] + [time.column for time in times]
+    return list(dict.fromkeys(names))
+
+
+def normal(dtype: pl.DataType) -> pl.DataType:
+    """Return the type a raw column is read as: widest integer and float, text for categories (cases C14, D3)."""
+    if dtype.is_integer() and dtype not in (pl.UInt64, pl.Int128, pl.UInt128):
+        return pl.Int64()
+    if dtype.is_float():
+        return pl.Float64()
+    if isinstance(dtype, pl.Categorical | pl.Enum):
+        return pl.String()
+    return dtype
+
+
+def check_value(wanted: Wanted, schema: Schema, file: str) -> None:
+    """Check that a value's SQL resolves against one raw file and has a usable type.
+
+    Raises:
+        DataContractError: A column is missing (names file, column, the columns there are) or mistyped (names file,
+            column, type, expected type).
+    """
+    for column in wanted.roots:
+        _present(column, wanted.key, schema, file)
+    types = ", ".join(f"{column} {schema[column]}" for column in wanted.roots)
+    try:
+        empty = pl.DataFrame(schema=dict(schema))
+        dtype = empty.with_columns(wanted.expr.alias(wanted.name)).schema[wanted.name]
+    except pl.exceptions.PolarsError as error:
+        raise DataContractError(
+            f"{file}: {wanted.key} = {wanted.sql!r} cannot be applied to {types}: {_first_line(error)}; "
+            "mend the file or the expression",
+            where=file,
+        ) from error
+    if not _usable(wanted.kind, dtype):
+        raise DataContractError(
+            f"{file}: {wanted.key} = {wanted.sql!r} has type {dtype} (columns: {types}), "
+            f"expected {_EXPECTED[wanted.kind]}; mend the file or the expression",
+            where=file,
+        )
+
+
+def check_time(time: TimeColumn, key: str, schema: Schema, file: str) -> None:
+    """Check that a declared time's column exists and has the declared kind; raises as `check_value` does."""
+    _present(time.column, key, schema, file)
+    dtype = schema[time.column]
+    if dtype == pl.Null or dtype.is_(pl.Date) or isinstance(dtype, pl.Datetime):
+        return
+    if time.format is not None:
+        usable, expected = dtype == pl.String, f"text in the format {time.format}"
+    elif time.unit is not None:
+        usable, expected = dtype.is_integer(), f"an integer (unit {time.unit}) or a timestamp"
+    else:
+        usable, expected = False, "a timestamp; for integers declare unit, for text declare format"
+    if not usable:
+        raise DataContractError(
+            f"{file}: column {time.column} of {key} has type {dtype}, expected {expected}; "
+            "mend the file or the declaration",
+            where=file,
+        )
+
+
+def text(wanted: Wanted) -> pl.Expr:
+    """Return a value as text: integers in decimal, bit-exact; an empty id counts as null."""
+    value = wanted.expr.cast(pl.String)
+    if wanted.kind == "id":
+        value = pl.when(value != "").then(value)
+    return value.alias(wanted.name)
+
+
+def instant(time: TimeColumn, dtype: pl.DataType) -> pl.Expr:
+    """Return a declared time in microseconds UTC; null where unreadable, before 2000 or beyond 2262.
+
+    Integers count from the epoch in the declared unit. Timestamps with a zone keep their instant; those without one,
+    and text, are wall time in the declared zone (case C5): the earlier of two where clocks go back, null where no
+    such time exists.
+    """
+    column = pl.col(time.column)
+    if dtype == pl.Null:
+        return column.cast(INSTANT)
+    if dtype.is_integer():
+        per_second = _PER_SECOND[time.unit or "us"]
+        sane = column.is_between(_EARLIEST_SECOND * per_second, _LATEST_SECOND * per_second)
+        kept = pl.when(sane).then(column).cast(pl.Int64)
+        us = kept // 1000 if time.unit == "ns" else kept * (1_000_000 // per_second)
+        return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    if dtype == pl.String:
+        zoned = time.format is not None and re.search(r"%[:#]*z", time.format) is not None
+        moment = column.str.to_datetime(time.format, time_unit="us", strict=False)
+    else:
+        zoned = isinstance(dtype, pl.Datetime) and dtype.time_zone is not None
+        moment = column.cast(pl.Datetime("us")) if dtype.is_(pl.Date) else column.dt.cast_time_unit("us")
+    if not zoned:
+        moment = moment.dt.replace_time_zone(time.zone, ambiguous="earliest", non_existent="null")
+    moment = moment.dt.convert_time_zone("UTC")
+    seconds = moment.dt.epoch("s")
+    return pl.when(seconds.is_between(_EARLIEST_SECOND, _LATEST_SECOND)).then(moment)
+
+
+def _wanted(name: str, key: str, sql: str, kind: Kind) -> Wanted:
+    return Wanted(name, key, sql, parse_sql(sql, key), kind)
+
+
+def _usable(kind: Kind, dtype: pl.DataType) -> bool:
+    if dtype == pl.Null:
+        return True
+    if kind == "flag":
+        return dtype == pl.Boolean
+    if kind == "number":
+        return dtype.is_numeric()
+    plain = dtype.is_integer() or dtype == pl.String or isinstance(dtype, pl.Categorical | pl.Enum)
+    return plain or (kind == "text" and (dtype.is_numeric() or dtype == pl.Boolean or dtype.is_(pl.Date)))
+
+
+def _present(column: str, key: str, schema: Schema, file: str) -> None:
+    if column not in schema:
+        raise DataContractError(
+            f"{file}: column {column} is missing, {key} needs it; the columns there are: {sorted(schema)}",
+            where=file,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,51 @@
+"""What one ingestion tells about itself: a small value, kept in the metadata of its Delta commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from gr_core.refs import Ref, Rows
+
+NIGHT_KEY = "daybreak.night"
+COMMIT_KEY = "daybreak.commit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit(Ref):
+    """One ingestion, as its Delta commit tells it."""
+
+    number: int
+    """1 for the first ingestion, then one more each."""
+    delta_version: int
+    """Version of the Delta table that this commit made."""
+    night: str
+    """The night that ingested."""
+    feed: str
+    rows: Rows
+    updated: int = 0
+    """Events of earlier commits that learnt or changed action bits or times."""
+    labels_changed_after_supervision: int = 0
+    """(event, action)s that changed although a lineage's checkpoint may have been trained on them."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Quarantined rows by reason."""
+    missing_side: dict[str, int] = field(default_factory=dict)
+    """Side table -> events of the batch without a row in it."""
+    outside_window: int = 0
+    """(event, action)s of the batch whose time lay outside the attribution window."""
+    bad_action_times: int = 0
+    """(event, action)s of the batch that are unknown because their time could not be read."""
+    quarantine: str = ""
+    """Quarantine file below the lake's quarantine directory; empty: no row."""
+
+    @property
+    def rows_forgotten(self) -> int:
+        """Rows left out because their user asked to be forgotten."""
+        return self.rows.forgotten
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Build from plain JSON values, the row counts included."""
+        names = set(cls.__dataclass_fields__)
+        known = {key: value for key, value in values.items() if key in names}
+        return cls(**{**known, "rows": Rows.from_json(values["rows"])})

@@ -1,0 +1,142 @@
+"""How a batch meets the event table: repeats update, new events enter up to the daily cap. Pure frames.
+
+In: a batch's events and the table's rows with the same event ids. Out: rows to insert, rows to update, rows over
+the cap, and counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import polars as pl
+
+from gr_core.config import Config
+from gr_core.hashing import is_holdout
+from gr_core.refs import Bound
+from gr_core.schema import action_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """What repeats of events in the table change."""
+
+    rows: pl.DataFrame
+    """Events that change: ids, times, bucket and commit to find them by, and their new actions, known, action times."""
+    labels_changed: int
+    """Known bits that changed inside the parent's bound, for users that are trained on."""
+
+
+def lake_day(zone: str) -> pl.Expr:
+    """Return the lake day of `shown_at`."""
+    return pl.col("shown_at").dt.convert_time_zone(zone).dt.date().alias("day")
+
+
+def repeated(config: Config, rows: pl.LazyFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Read the table's rows that a batch's events repeat, one an event_id (the newest shown)."""
+    times = [action_time(name) for name in config.source.action_names]
+    rows = rows.select("event_id", "user_id", "shown_at", "actions", "known", *times, "commit", "bucket")
+    if events.is_empty():
+        return rows.head(0).collect()
+    reach = timedelta(days=config.source.dedup_days)
+    low, high = events.select(pl.col("shown_at").min().alias("low"), pl.col("shown_at").max().alias("high")).row(0)
+    near = rows.filter(pl.col("shown_at").is_between(low - reach, high + reach))
+    found = near.join(events.lazy().select("event_id"), on="event_id", how="semi").collect()
+    return found.sort("event_id", "shown_at", "commit").unique("event_id", keep="last", maintain_order=True)
+
+
+def day_counts(config: Config, rows: pl.LazyFrame, inserts: pl.DataFrame) -> pl.DataFrame:
+    """Count the table's events of the batch's users on the batch's lake days."""
+    day = lake_day(config.lake.zone)
+    rows = rows.select("user_id", "shown_at")
+    if inserts.is_empty():
+        rows = rows.head(0)
+    else:
+        low, high = inserts.select(pl.col("shown_at").min().alias("low"), pl.col("shown_at").max().alias("high")).row(0)
+        # a lake day is at most 25 hours long, so every event of the outermost days lies within two days of them
+        reach = timedelta(days=2)
+        rows = rows.filter(pl.col("shown_at").is_between(low - reach, high + reach))
+    pairs = inserts.select("user_id", day).unique().lazy()
+    counted = rows.with_columns(day).join(pairs, on=["user_id", "day"], how="semi")
+    return counted.group_by("user_id", "day").agg(pl.len().alias("count")).collect()
+
+
+def updates(config: Config, old: pl.DataFrame, new: pl.DataFrame, parent: Bound | None) -> Updates:
+    """Work out what repeated events teach the table: every bit known in the new row, with its action time.
+
+    Args:
+        config: The run's config.
+        old: The table's rows, one an event_id.
+        new: The batch's rows with the same event_ids.
+        parent: Watermark of the night's parent.
+
+    Returns:
+        The changed events only; bits that the new row does not know stay as they are.
+    """
+    names = config.source.action_names
+    pairs = old.join(new, on="event_id", how="inner", suffix="_new", maintain_order="left")
+    told = pl.col("known_new")
+    changes = [
+        ((pl.col("actions") & ~told) | (pl.col("actions_new") & told)).alias("actions"),
+        (pl.col("known") | told).alias("known"),
+        *(
+            pl.when((told & (1 << bit)) != 0)
+            .then(pl.col(f"{action_time(name)}_new"))
+            .otherwise(pl.col(action_time(name)))
+            .alias(action_time(name))
+            for bit, name in enumerate(names)
+        ),
+    ]
+    learnt = [change.meta.output_name() for change in changes]
+    flipped = (pl.col("actions") ^ pl.col("actions_new")) & pl.col("known") & told
+    after = pairs.with_columns(*changes, flipped.alias("flipped"))
+    changed = pl.any_horizontal(after[name].ne_missing(pairs[name]) for name in learnt)
+    after = after.filter(changed)
+    return Updates(
+        # Delta wants every required column in the rows it merges, also where it takes none of them
+        rows=after.select("event_id", "user_id", "item_id", "shown_at", "visible_at", "bucket", "commit", *learnt),
+        labels_changed=_supervised(config, after, parent),
+    )
+
+
+def _supervised(config: Config, changed: pl.DataFrame, parent: Bound | None) -> int:
+    """Count flipped bits inside the parent's bound; holdout users were never supervised."""
+    flipped = changed.filter(pl.col("flipped") != 0)
+    if parent is None or flipped.is_empty():
+        return 0
+    fraction = config.lake.holdout_fraction
+    trained = pl.Series([not is_holdout(user, fraction) for user in flipped["user_id"]], dtype=pl.Boolean)
+    flipped = flipped.filter(trained & (flipped["commit"] <= parent.commit))
+    shown = pl.col("shown_at").dt.timestamp("us")
+    inside = [
+        ((pl.col("flipped") & (1 << bit)) != 0) & (shown < parent.shown_before_us[name])
+        for bit, name in enumerate(config.source.action_names)
+        if name in parent.shown_before_us
+    ]
+    if not inside:
+        return 0
+    return int(flipped.select(pl.sum_horizontal(bit.cast(pl.Int64) for bit in inside).sum()).item())
+
+
+def capped(config: Config, rows: pl.DataFrame, counts: pl.DataFrame) -> pl.Series:
+    """Tell which new events fit under the daily cap of their user and lake day: the earliest by (shown_at, event_id).
+
+    Args:
+        config: The run's config.
+        rows: New events.
+        counts: user_id, day, count: events already in the table.
+
+    Returns:
+        One boolean a row, in the rows' order.
+    """
+    order = (
+        rows.select("user_id", "shown_at", "event_id", lake_day(config.lake.zone))
+        .with_row_index("place")
+        .sort("user_id", "day", "shown_at", "event_id")
+        .with_columns(pl.int_range(pl.len()).over("user_id", "day").alias("rank"))
+        .join(counts, on=["user_id", "day"], how="left", maintain_order="left")
+        .sort("place")
+    )
+    return order.select(
+        (pl.col("rank") + pl.col("count").fill_null(0) < config.source.daily_cap).alias("fits")
+    ).to_series()

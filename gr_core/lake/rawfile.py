@@ -1,0 +1,186 @@
+"""One raw file: its schema, its rows as typed columns, and single rows as JSON for quarantine.
+
+Parquet brings its types; csv and ndjson (each also gzip-compressed) are read as text and cast to the declared
+types, so that one bad value costs one row and never the file, and nothing is inferred from the first rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from gr_core.data.expressions import DECLARED, normal
+from gr_core.errors import ConfigError, DataContractError
+from gr_core.lake import store
+
+Format = Literal["parquet", "csv", "ndjson"]
+
+PROBLEM = "\x00problem"  # per row: null, bad_row (no readable record) or bad_value (a value not of its declared type)
+
+# PanicException: Polars' Rust side gives up on some damaged files that way
+_DAMAGED = (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, UnicodeDecodeError)
+
+
+def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> dict[str, pl.DataType]:
+    """Return the columns of a raw file as they will be read, cheaply (footer, header or first rows).
+
+    Args:
+        uri: The file.
+        form: Its format.
+        types: Declared raw types; a declared column that a parquet file lacks is not in the answer.
+        key: Dotted config key of the owner, for messages.
+
+    Raises:
+        DataContractError: The file cannot be read, or a column has another type than declared.
+        ConfigError: A declared type is not known.
+    """
+    declared = _declared(types, key)
+    try:
+        if form == "parquet":
+            found = {name: normal(dtype) for name, dtype in pl.read_parquet_schema(_open(uri)).items()}
+        elif form == "csv":
+            found = dict.fromkeys(_text_frame(uri, form, [], head=1).columns, pl.String())
+        else:
+            _text_frame(uri, form, list(declared), head=100)
+            found = {}
+    except (*_DAMAGED, OSError) as error:
+        raise _unreadable(uri, form, error) from error
+    if form == "ndjson":
+        return declared
+    if form == "csv":
+        return {name: declared.get(name, dtype) for name, dtype in found.items()}
+    for name, dtype in declared.items():
+        if name in found and found[name] not in (dtype, pl.Null()):
+            raise DataContractError(
+                f"{uri}: column {name} has type {found[name]}, {key}.types declares {types[name]}; "
+                "mend the file or the declaration",
+                where=uri,
+            )
+    return found
+
+
+def read_frame(
+    uri: str, form: Format, types: Mapping[str, str], columns: Sequence[str], schema: Mapping[str, pl.DataType]
+) -> pl.DataFrame:
+    """Read the rows of a raw file, in file order.
+
+    Args:
+        uri: The file.
+        form: Its format.
+        types: Declared raw types.
+        columns: Columns to read; all stand in `schema`.
+        schema: What `read_schema` gave.
+
+    Returns:
+        The columns in the types of `schema`, and PROBLEM (text).
+
+    Raises:
+        DataContractError: The file cannot be read.
+    """
+    try:
+        if form == "parquet":
+            frame = pl.read_parquet(
+                _open(uri), columns=list(columns), hive_partitioning=False, glob=False, use_statistics=False
+            )
+            casts = [pl.col(name).cast(schema[name]) for name in columns if frame.schema[name] != schema[name]]
+            return frame.with_columns(*casts, pl.lit(None, pl.String).alias(PROBLEM))
+        frame = _text_frame(uri, form, list(columns))
+    except (*_DAMAGED, OSError) as error:
+        raise _unreadable(uri, form, error) from error
+    typed = [_from_text(name, schema[name]).alias(name) for name in columns if schema[name] != pl.String]
+    bad = [_from_text(n, schema[n]).is_null() & pl.col(n).is_not_null() for n in columns if schema[n] != pl.String]
+    wrong = pl.when(pl.any_horizontal(bad)).then(pl.lit("bad_value")) if bad else pl.lit(None, pl.String)
+    return frame.with_columns(*typed, pl.coalesce(PROBLEM, wrong).alias(PROBLEM))
+
+
+def raw_rows(uri: str, form: Format, rows: Sequence[int]) -> list[str]:
+    """Return single rows, by place in the file, as JSON text: all the file's columns; unreadable lines as they are."""
+    if form == "ndjson":
+        lines = _lines(uri)
+        return [lines[row] for row in rows]
+    if form == "csv":
+        frame = _text_frame(uri, form, []).drop(PROBLEM)
+    else:
+        frame = pl.read_parquet(_open(uri), hive_partitioning=False, glob=False)
+    return [json.dumps(_plain(row), default=_readable) for row in frame[list(rows)].iter_rows(named=True)]
+
+
+def _declared(types: Mapping[str, str], key: str) -> dict[str, pl.DataType]:
+    for name, kind in types.items():
+        if kind not in DECLARED:
+            raise ConfigError(
+                f"{key}.types.{name} must be one of {sorted(DECLARED)}, got {kind!r}", where=f"{key}.types.{name}"
+            )
+    return {name: DECLARED[kind] for name, kind in types.items()}
+
+
+def _open(uri: str) -> Path | io.BytesIO:
+    return store.local_path(uri) if store.is_local(uri) else io.BytesIO(store.read_bytes(uri))
+
+
+def _content(uri: str) -> bytes:
+    content = store.read_bytes(uri)
+    return gzip.decompress(content) if uri.endswith(".gz") else content
+
+
+def _lines(uri: str) -> list[str]:
+    return [line for line in _content(uri).decode("utf-8", "replace").split("\n") if line.strip()]
+
+
+def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = None) -> pl.DataFrame:
+    """Read csv (all columns where none are named) or ndjson as text columns and PROBLEM."""
+    if form == "csv":
+        frame = pl.read_csv(io.BytesIO(_content(uri)), infer_schema=False, columns=columns or None, n_rows=head)
+        return frame.with_columns(pl.lit(None, pl.String).alias(PROBLEM))
+    lines = _lines(uri)[:head]
+    record = pl.Struct(dict.fromkeys(columns, pl.String()))
+    series = pl.Series("line", lines, dtype=pl.String)
+    problem = pl.Series(PROBLEM, [None] * len(lines), dtype=pl.String)
+    try:
+        values = series.str.json_decode(record) if columns else series
+    except pl.exceptions.ComputeError:
+        # one line that is no JSON object fails them all: find such lines, and keep the rest
+        good = [_is_object(line) for line in lines]
+        if head is not None and not any(good):
+            raise
+        problem = pl.Series(PROBLEM, [None if ok else "bad_row" for ok in good], dtype=pl.String)
+        kept = [line if ok else "{}" for line, ok in zip(lines, good, strict=True)]
+        values = pl.Series("line", kept, dtype=pl.String).str.json_decode(record)
+    frame = values.struct.unnest() if columns else pl.DataFrame()
+    return frame.with_columns(problem)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _from_text(name: str, dtype: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    if dtype == pl.Boolean:
+        truth = {"true": True, "1": True, "false": False, "0": False}
+        return column.str.to_lowercase().replace_strict(truth, default=None, return_dtype=pl.Boolean)
+    return column.cast(dtype, strict=False)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+def _readable(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _unreadable(uri: str, form: Format, error: BaseException) -> DataContractError:
+    text = str(error).strip().split("\n", 1)[0]
+    return DataContractError(f"{uri}: cannot be read as {form}: {text}; deliver the file again", where=uri)
