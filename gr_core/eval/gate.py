@@ -42,10 +42,10 @@ class Scores:
 
     @classmethod
     def of(cls, scored: ScoredRows, bit: int) -> Scores:
-        """Take the rows of a scored pack where action `bit` is known."""
+        """Take the rows of a scored pack where action `bit` is known, in pack order."""
         rows = np.flatnonzero(np.asarray(scored.label_known) >> bit & 1)
         users = [scored.users[row] for row in rows.tolist()]
-        logits = np.asarray(scored.logits)[rows, bit]
+        logits = np.asarray(scored.logits)[rows, list(scored.action_bits).index(bit)]
         return cls(logits, np.asarray(scored.labels)[rows] >> bit & 1, users, scored.digest)
 
     @classmethod

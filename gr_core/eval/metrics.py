@@ -23,11 +23,15 @@ KEYS = ("auc", "ne", "log_loss", "calibration", "ece")
 
 
 class ScoredRows(Protocol):
-    """A model's scores of a pack's supervised tokens, as gr_core.eval.scoring returns them; N rows, A actions."""
+    """A model's scores of a pack's supervised tokens, as gr_core.eval.scoring returns them; N rows, W columns."""
 
     @property
     def logits(self) -> Array:
-        """Scores, float32 [N, A]."""
+        """Scores, float32 [N, W], one column a supervised action."""
+
+    @property
+    def action_bits(self) -> Sequence[int]:
+        """Bit number of each logit column [W]."""
 
     @property
     def labels(self) -> Array:
@@ -266,17 +270,25 @@ def evaluate(
     Args:
         labels: int32 masks [N].
         label_known: int32 masks [N]: which labels are known and counted.
-        logits: float32 [N, A].
+        logits: float32 [N, W], one column a supervised action in bit order; or [N, A], one an action.
         action_names: All A action names in bit order.
-        supervised: Mask of the supervised actions.
+        supervised: Mask of the W supervised actions.
 
     Returns:
         {action: `binary_metrics`}.
+
+    Raises:
+        ValueError: The logits have neither W nor A columns.
     """
+    bits = supervised_bits(action_names, supervised)
+    width = np.shape(logits)[1]
+    if width not in (len(bits), len(action_names)):
+        raise ValueError(f"logits must have {len(bits)} or {len(action_names)} columns, got {width}")
     found: dict[str, dict[str, Any]] = {}
-    for name, bit in supervised_bits(action_names, supervised).items():
+    for place, (name, bit) in enumerate(bits.items()):
         rows = (np.asarray(label_known) >> bit & 1).astype(bool)
-        found[name] = binary_metrics(np.asarray(labels)[rows] >> bit & 1, np.asarray(logits)[rows, bit])
+        scores = np.asarray(logits)[rows, place if width == len(bits) else bit]
+        found[name] = binary_metrics(np.asarray(labels)[rows] >> bit & 1, scores)
     return found
 
 

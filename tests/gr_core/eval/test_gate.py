@@ -229,7 +229,8 @@ def test_small_losses_may_not_add_up():
 def test_scores_take_the_rows_where_the_action_is_known():
     """Scores of a pack keep rows with the action's bit known and its own column; packs join in order."""
     scored = SimpleNamespace(
-        logits=np.array([[0, 1], [0, 2], [0, 3]], np.float32),
+        logits=np.array([[1], [2], [3]], np.float32),
+        action_bits=[1],
         labels=np.array([0b10, 0b01, 0b10], np.int32),
         label_known=np.array([0b11, 0b01, 0b10], np.int32),
         time=np.zeros(3, np.int64),

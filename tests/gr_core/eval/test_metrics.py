@@ -190,6 +190,9 @@ def test_evaluate_reads_bits_and_leaves_unknown_labels_out():
     assert (found["click"]["count"], found["click"]["positives"], found["click"]["auc"]) == (2, 2, None)
     assert (found["buy"]["count"], found["buy"]["positives"], found["buy"]["auc"]) == (3, 2, 1.0)
     assert metric_keys("holdout", found)["holdout/auc/buy"] == 1.0
+    assert evaluate(labels, known, logits[:, [0, 2]], ["click", "view", "buy"], 0b101) == found
+    with pytest.raises(ValueError, match="2 or 3 columns, got 1"):
+        evaluate(labels, known, logits[:, :1], ["click", "view", "buy"], 0b101)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(-40, 40)), min_size=2, max_size=60))

@@ -1,0 +1,204 @@
+"""Example 7 from the entries of example 1, and the findings that stand beside it."""
+
+from datetime import date
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gr_core.lake.entries import Entry
+from gr_core.report.status import Promise, build_status, render_status
+
+HOUR = 3_600_000_000
+DAY = 24 * HOUR
+JUNE_1 = 1_748_736_000_000_000  # 2025-06-01T00:00Z
+SECONDS = {"ingest": 0.4, "sequences": 0.2, "pack": 0.1, "evaluate": 0.3, "train": 1.0, "register": 0.8, "gate": 0.3}
+HELD = "gate.ne.click: upper bound +0.021 relative, margin +0.010"
+
+
+def metrics(auc: float | None, ne: float | None, count: int, positives: int) -> dict[str, Any]:
+    return {"auc": auc, "ne": ne, "count": count, "positives": positives}
+
+
+# Each: day; parent; decision with its reason; the rows read to quarantined; the events; next_day; attempts.
+NIGHTS: list[tuple[Any, ...]] = [
+    ("2025-06-01", None, "promote", "first model", (3, 2, 0, 1), (1, 1, 1, 0), metrics(None, None, 0, 0), 1),
+    ("2025-06-02", 1, "hold", HELD, (3, 2, 1, 0), (2, 2, 2, 0), metrics(1.0, 0.6258, 2, 1), 2),
+    ("2025-06-03", 1, "promote", "gate passed", (5, 3, 1, 1), (6, 5, 4, 1), metrics(None, None, 4, 0), 1),
+    ("2025-06-04", 1, "promote", "gate passed", (1, 1, 0, 0), (7, 6, 1, 1), metrics(None, None, 1, 1), 1),
+]
+
+
+def example_entries() -> list[Entry]:
+    """The journal that the four nights of example 1 leave, the rollback of 06-04 08:00 among them."""
+    rows: list[tuple[str, str, dict[str, Any]]] = []
+    for version, (day, parent, decision, reason, counts, events, scored, attempts) in enumerate(NIGHTS, start=1):
+        if version == 4:
+            rows.append(("rollback", day, {"version": 1, "previous": 3, "reason": "rolled back by an operator"}))
+        started = (
+            None
+            if parent is None
+            else {"version": parent, "checkpoint": "ck", "watermark": {"commit": 1, "cutoff_us": 0}}
+        )
+        pins = {"date": day, "mode": "nightly", "parent": started, "cutoff_us": 1, "fingerprint": "f", "seed": 0}
+        watermark = {"commit": version, "cutoff_us": version}
+        rows.append(("opened", day, pins))
+        rows += [("attempt", day, {"fingerprint": "f", "difference": {}})] * (attempts - 1)
+        rows.append(("registered", day, {"version": version, "checkpoint": f"ck{version}", "watermark": watermark}))
+        rows.append(
+            ("decided", day, {"decision": decision, "reasons": [reason], "version": version, "previous": parent})
+        )
+        status = {
+            "rows": dict(zip(("read", "committed", "duplicates", "quarantined"), counts, strict=True))
+            | {"forgotten": 0},
+            **dict(zip(("due_events", "supervised_events", "new_events", "holdout_events"), events, strict=True)),
+            "late_events": 0,
+            "next_day": {"click": scored | {"log_loss": None, "ece": None}},
+            "seconds": SECONDS,
+            "mlflow": "not a key of example 7",
+        }
+        rows.append(("finished", day, {"state": "completed", "bound": watermark, "status": status}))
+    return entries(rows)
+
+
+def entries(rows: list[tuple[str, str, dict[str, Any]]]) -> list[Entry]:
+    return [
+        Entry(seq=n, at_us=JUNE_1 + n * HOUR, kind=kind, night=night, payload=payload)
+        for n, (kind, night, payload) in enumerate(rows, start=1)
+    ]
+
+
+def expected_night(version: int) -> dict[str, Any]:
+    day, parent, decision, reason, rows, events, scored, attempts = NIGHTS[version - 1]
+    return {
+        "date": day,
+        "mode": "nightly",
+        "state": "completed",
+        "version": version,
+        "parent": parent,
+        "gate": "promoted" if decision == "promote" else "held",
+        "reasons": [reason, *(["rolled back by an operator"] if version == 3 else [])],
+        "rows": dict(zip(("read", "committed", "duplicates", "quarantined"), rows, strict=True)) | {"forgotten": 0},
+        **dict(zip(("due_events", "supervised_events", "new_events", "holdout_events"), events, strict=True)),
+        "late_events": 0,
+        "next_day": {"click": scored},
+        "seconds": SECONDS,
+        "attempts": attempts,
+    }
+
+
+def test_the_object_of_example_7():
+    """The four nights of example 1 give exactly the object of example 7, keys and all."""
+    found = build_status(example_entries(), today=date(2025, 6, 5), supervised=["click"])
+
+    assert found == {
+        "champion": {"version": 4, "date": "2025-06-04", "age_days": 1},
+        "findings": [],
+        "nights": [expected_night(version) for version in (1, 2, 3, 4)],
+    }
+    assert sum(night["rows"]["committed"] for night in found["nights"]) == 8
+    assert sum(night["new_events"] for night in found["nights"]) == 8
+
+
+def opened(day: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
+    source = {"actions": [{"name": "click"}, {"name": "like"}, {"name": "hate", "supervise": False}]}
+    pins = {"date": day, "mode": "nightly", "parent": None, "cutoff_us": 1, "fingerprint": "f", "seed": 0}
+    return ("opened", day, {**pins, "config": {"source": source}, **more})
+
+
+def test_an_empty_journal_has_no_champion():
+    """Before the first night there is nothing, and nothing is wrong."""
+    assert build_status([], today=date(2025, 6, 5)) == {"champion": None, "findings": [], "nights": []}
+
+
+def test_a_running_night_has_every_key():
+    """A night under way shows zeros for what it has not written yet, per supervised action of its config."""
+    night = build_status(entries([opened("2025-06-01")]), today=date(2025, 6, 2), running="2025-06-01")["nights"][0]
+
+    assert list(night) == list(expected_night(1))
+    assert (night["state"], night["gate"], night["version"], night["attempts"]) == ("running", "none", None, 1)
+    assert night["rows"] == dict.fromkeys(("read", "committed", "duplicates", "quarantined", "forgotten"), 0)
+    assert night["next_day"] == {"click": metrics(None, None, 0, 0), "like": metrics(None, None, 0, 0)}
+    assert set(night["seconds"]) == set(SECONDS)
+
+
+def test_an_interrupted_night_is_a_finding():
+    """A night whose process is gone (no lock) is shown as failed, although the journal could not be told."""
+    found = build_status(entries([opened("2025-06-01")]), today=date(2025, 6, 2))
+
+    assert found["nights"][0]["state"] == "failed"
+    assert [finding["level"] for finding in found["findings"]] == ["error"]
+    assert "daybreak nightly --date 2025-06-01" in found["findings"][0]["message"]
+
+
+@pytest.mark.parametrize("kind", ["failed", "cancelled"])
+def test_a_failed_newest_night_is_a_finding(kind):
+    """Case A20: without any alert configured, status itself shows the failed night and the stale champion."""
+    rows = [(e.kind, e.night, e.payload) for e in example_entries()]
+    rows += [opened("2025-06-05"), (kind, "2025-06-05", {"stage": "train", "error": "killed"})]
+    found = build_status(entries(rows), today=date(2025, 6, 8))
+
+    assert found["nights"][-1]["reasons"] == [f"{kind} in train: killed"]
+    assert [finding["where"] for finding in found["findings"]] == ["2025-06-05", "champion"]
+    assert "champion 4 of 2025-06-04 is 4 days old" in found["findings"][1]["message"]
+
+
+def test_a_held_newest_night_is_a_finding():
+    """The newest night was held: status says so with the gate's reason, unless an operator promoted it since."""
+    held = example_entries()[: 4 + 5]
+    rows = [(e.kind, e.night, e.payload) for e in held]
+    moved = ("promoted", "2025-06-02", {"version": 2, "previous": 1, "reason": "promoted by an operator"})
+
+    assert [f["message"] for f in build_status(held, today=date(2025, 6, 3))["findings"]] == [
+        f"night 2025-06-02 was held by the gate: {HELD}"
+    ]
+    after = build_status(entries([*rows, moved]), today=date(2025, 6, 3))
+    assert (after["champion"]["version"], after["findings"]) == (2, [])
+    assert after["nights"][1]["gate"] == "held"
+
+
+@pytest.mark.parametrize(("hour", "late"), [(3, False), (5, True)], ids=["before", "after"])
+def test_a_missed_ready_by_is_a_finding(hour, late):
+    """The night of the day before should be done by 04:30; before that moment it is not late yet."""
+    promise = Promise(ready_by="04:30", zone="UTC", now_us=JUNE_1 + DAY + hour * HOUR)
+    done = entries(
+        [opened("2025-05-31"), ("finished", "2025-05-31", {"state": "no_data", "bound": None, "status": {}})]
+    )
+    found = build_status(done, today=date(2025, 6, 2), promise=promise)["findings"]
+
+    assert [finding["where"] for finding in found] == (["2025-06-01"] if late else [])
+
+
+def test_an_experiment_is_named_and_decides_nothing():
+    """An experiment has gate none and its name, and its failure is no finding of the main line."""
+    rows = [opened("2025-06-01", experiment="wide"), ("failed", "2025-06-01", {"stage": "train", "error": "x"})]
+    found = build_status(entries(rows), today=date(2025, 6, 2))
+
+    assert (found["nights"][0]["experiment"], found["nights"][0]["gate"]) == ("wide", "none")
+    assert found["findings"] == []
+
+
+def shown(status: dict[str, Any]) -> str:
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as captured:
+        console.print(render_status(status))
+    return captured.get()
+
+
+def test_the_table_has_one_line_a_night():
+    """A person sees champion, one line a night with counts, metrics and seconds, reasons and findings."""
+    lines = [line.strip() for line in shown(build_status(example_entries(), today=date(2025, 6, 9))).splitlines()]
+    second = next(line for line in lines if line.startswith("2025-06-02 "))
+
+    assert "champion: version 4 of 2025-06-04, 5 days old" in lines[0]
+    assert second.split() == ["2025-06-02", "completed", "held", "2", "1", "3", "2/2/2", "1.000", "/", "0.626", "3.1"]
+    assert sum(line.startswith("2025-06-0") and "completed" in line for line in lines) == 4
+    assert any(line.startswith("warning: champion 4") for line in lines)
+    assert any("rolled back by an operator" in line for line in lines)
+
+
+def test_the_table_takes_nights_without_figures():
+    """A night that is only known to be running elsewhere is shown, not refused."""
+    bare = {"champion": None, "findings": [], "nights": [{"date": "2025-06-01", "state": "running"}]}
+
+    assert "running" in shown(bare)
