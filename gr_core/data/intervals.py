@@ -120,7 +120,7 @@ def lay_out(
     lo = first_not_before(history_time, lo, hi, target_time - reach)
 
     first = _segment_starts(lo, hi, target_starts, limits)
-    last = np.append(first[1:], num_targets) - 1
+    last = np.append(first, num_targets)[1:] - 1
     num_history, count = hi[last] - lo[first], last - first + 1
     lengths = num_history + count
     segment = np.repeat(np.arange(len(first)), lengths)

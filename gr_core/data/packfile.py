@@ -116,7 +116,7 @@ def write_pack(out: Path, segments: Segments, meta: PackMeta) -> dict[str, Any]:
         The index, as written to index.json.
 
     Raises:
-        ConfigError: A segment is longer than the token budget.
+        ConfigError: A segment is longer than the token budget, or `tokens` is not "targets".
         ValueError: Columns, lengths, users or event_ids do not fit each other.
     """
     schema = pack_schema(meta.features)
@@ -177,6 +177,11 @@ def _bound(bound: Bound | None) -> dict[str, Any] | None:
 
 
 def _check(segments: Segments, meta: PackMeta, schema: pa.Schema) -> None:
+    if meta.tokens != "targets":
+        raise ConfigError(
+            f'pack.tokens must be "targets" in this release, got {meta.tokens!r}; set pack.tokens = "targets"',
+            where="pack.tokens",
+        )
     missing = [name for name in schema.names if name not in segments.columns]
     if missing:
         raise ValueError(f"segments must have the columns {schema.names}, missing {missing}")
@@ -210,14 +215,9 @@ def _plan(segments: Segments, meta: PackMeta) -> tuple[Longs, Longs]:
     user_of = np.unique(users.astype(str), return_inverse=True)[1].reshape(-1) if len(users) else np.empty(0, np.int64)
     # Canonical first: by user, then as given, so that the cut into buckets cannot show.
     canonical = np.argsort(user_of, kind="stable")
-    rng = np.random.default_rng(meta.seed)
-    if meta.role == "train":
-        order = canonical[rng.permutation(len(canonical))]
-    else:
-        # First segments of all users, then second ones: a heavy user's segments need a batch each.
-        sorted_users = user_of[canonical]
-        first = np.searchsorted(sorted_users, sorted_users)
-        order = canonical[np.argsort(np.arange(len(canonical)) - first, kind="stable")]
+    # The judged roles are shuffled too: a heavy user's segments, side by side, would need an open batch each.
+    rng = np.random.default_rng(meta.seed if meta.role == "train" else 0)
+    order = canonical[rng.permutation(len(canonical))]
     if meta.grouping != "none":
         lengths = segments.lengths[order]
         key = lengths if meta.grouping == "sorted" else np.ceil(np.log2(np.maximum(lengths, 1)))
