@@ -129,9 +129,12 @@ def capped(config: Config, rows: pl.DataFrame, counts: pl.DataFrame) -> pl.Serie
     Returns:
         One boolean a row, in the rows' order.
     """
+    days = rows.select("user_id", "shown_at", "event_id", lake_day(config.lake.zone))
+    asked = days.group_by("user_id", "day").len().join(counts, on=["user_id", "day"], how="left")
+    if asked.select(pl.col("len") + pl.col("count").fill_null(0)).to_series().le(config.source.daily_cap).all():
+        return pl.repeat(value=True, n=rows.height, eager=True, dtype=pl.Boolean)
     order = (
-        rows.select("user_id", "shown_at", "event_id", lake_day(config.lake.zone))
-        .with_row_index("place")
+        days.with_row_index("place")
         .sort("user_id", "day", "shown_at", "event_id")
         .with_columns(pl.int_range(pl.len()).over("user_id", "day").alias("rank"))
         .join(counts, on=["user_id", "day"], how="left", maintain_order="left")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import itertools
 import json
 import random
 from datetime import UTC, date, datetime, timedelta
@@ -18,7 +16,6 @@ from polars.testing import assert_frame_equal
 
 from gr_core.config import Config, parse_config
 from gr_core.data.contract import Batch, read_day
-from gr_core.errors import DataContractError
 from gr_core.lake.merging import lake_day
 from gr_core.lake.source import list_files
 
@@ -111,35 +108,6 @@ def test_big_integer_ids_survive_beside_a_null(tmp_path: Path) -> None:
         "liked": 0,
     }
     assert (bad["feed"], bad["file"]) == ("log", str(tmp_path / "dt=2025-06-01/part-0.parquet"))
-
-
-def test_files_may_differ_in_width_order_and_spare_columns(tmp_path: Path) -> None:
-    """Cases C2, C14: int32 beside int64, other column orders, categories and undeclared columns read alike."""
-    small = rows({"item": 5}, uid=pl.Int32, item=pl.Int32, clicked=pl.Int8)
-    wide = rows({"id": "f", "item": 1099511627776, "uid": 1}).with_columns(spare=pl.lit("x")).select(pl.all().reverse())
-    texts = rows({"id": "g", "uid": "1", "item": "5"}, uid=pl.String, item=pl.String).cast({"uid": pl.Categorical})
-    results = []
-    for place, order in enumerate(itertools.permutations([small, wide, texts])):
-        write(tmp_path / str(place), *order)
-        results.append(read(make_config(tmp_path / str(place))).events)
-
-    assert sorted(results[0]["item_id"]) == ["1099511627776", "5", "5"]
-    assert results[0]["user_id"].to_list() == ["1"] * 3
-    for other in results[1:]:
-        assert_frame_equal(results[0], other)
-
-
-def test_a_declared_column_may_be_absent_from_some_files(tmp_path: Path) -> None:
-    """Case C2: with its type declared it is null where absent, in both file orders; absent everywhere is an error."""
-    feed = {"types": {"liked": "int32"}}
-    without, full = rows({}).drop("liked"), rows({"id": "f", "liked": 1})
-    for place, order in enumerate([(without, full), (full, without)]):
-        write(tmp_path / str(place), *order)
-        events = read(make_config(tmp_path / str(place), feed)).events.sort("event_id")
-        assert events["known"].to_list() == [0b01, 0b11]
-    write(tmp_path / "none", without)
-    with pytest.raises(DataContractError, match="column liked is missing"):
-        read(make_config(tmp_path / "none", feed))
 
 
 def test_a_null_flag_is_unknown_and_drops_nothing(tmp_path: Path) -> None:
@@ -266,40 +234,6 @@ def test_a_key_with_a_null_part_is_no_id(tmp_path: Path) -> None:
     assert batch.reasons == {"null_id": 1}
 
 
-@pytest.mark.parametrize(
-    ("values", "time"),
-    [
-        ([1748779200], {"unit": "s"}),
-        ([1748779200 * 10**3], {"unit": "ms"}),
-        ([1748779200 * 10**6], {"unit": "us"}),
-        ([1748779200 * 10**9 + 999], {"unit": "ns"}),
-        (pl.Series([NOON], dtype=pl.Datetime("ns", "UTC")), {}),
-        (pl.Series([NOON], dtype=pl.Datetime("ms", "UTC")).dt.convert_time_zone("Asia/Tokyo"), {}),
-        (pl.Series([NOON.replace(tzinfo=None)], dtype=pl.Datetime("us")), {}),
-        (pl.Series([NOON.replace(tzinfo=None, hour=8)], dtype=pl.Datetime("us")), {"zone": "America/New_York"}),
-        (["2025-06-01 08:00:00"], {"format": "%Y-%m-%d %H:%M:%S", "zone": "America/New_York"}),
-        (["2025-06-01T14:00:00+0200"], {"format": "%Y-%m-%dT%H:%M:%S%z", "zone": "America/New_York"}),
-    ],
-)
-def test_one_instant_in_every_declaration(tmp_path: Path, values: Any, time: dict[str, Any]) -> None:
-    """Cases C5, C12: s, ms, us, ns, zoned, naive and text all give the same instant."""
-    write(tmp_path, rows({}).with_columns(pl.Series("ts", values)))
-    batch = read(make_config(tmp_path, {"shown_at": {"column": "ts", **time}}))
-
-    assert batch.events["shown_at"].to_list() == [NOON]
-
-
-def test_text_times_that_cannot_be_are_bad(tmp_path: Path) -> None:
-    """Junk, a wall time that the clocks skip, and a year before 2000 are quarantined; a repeated hour is the first."""
-    texts = ["junk", "2025-03-09 02:30:00", "1999-12-31 00:00:00", "2024-11-03 01:30:00", None]
-    write(tmp_path, rows(*({"ts": text} for text in texts), ts=pl.String))
-    shown = {"column": "ts", "format": "%Y-%m-%d %H:%M:%S", "zone": "America/New_York"}
-    batch = read(make_config(tmp_path, {"shown_at": shown}))
-
-    assert batch.reasons == {"bad_time": 3, "null_time": 1}
-    assert batch.events["shown_at"].to_list() == [datetime(2024, 11, 3, 5, 30, tzinfo=UTC)]
-
-
 def test_visibility_delay_is_sql_or_a_constant(tmp_path: Path) -> None:
     """A null, negative or absurd delay breaks the contract; the feed's own delay wins over the source's."""
     write(tmp_path, rows({"play": 2500}, {"play": None}, {"play": -1}, {"play": 10**15}))
@@ -347,78 +281,6 @@ def test_a_day_without_files_or_rows_is_an_empty_batch(tmp_path: Path) -> None:
     assert_frame_equal(none.events, empty.events)
     assert "bucket" in none.events.columns
     assert "commit" not in none.events.columns
-
-
-def test_an_all_null_column_is_read_as_declared(tmp_path: Path) -> None:
-    """Case C6: a file whose column has no type, being all null, stands beside one with text."""
-    feed = {"side": {"surface": "surface"}}
-    write(tmp_path, rows({"surface": None}), rows({"id": "f", "surface": "tv"}))
-
-    assert read(make_config(tmp_path, feed)).events.sort("event_id")["surface"].to_list() == [None, "tv"]
-
-
-def test_text_files_lose_a_row_and_not_the_file(tmp_path: Path) -> None:
-    """csv.gz and ndjson.gz by declared types: a bad value, a bad time and a line that is no record cost one row each."""
-    types = {"id": "string", "uid": "int64", "item": "string", "ts": "int64", "clicked": "int32", "liked": "bool"}
-    path = tmp_path / "dt=2025-06-01"
-    path.mkdir()
-    t = ms(NOON)
-    (path / "a.csv.gz").write_bytes(
-        gzip.compress(
-            f"id,uid,item,ts,clicked,liked\na,9007199254740993,007,{t},1,true\nb,x,1,{t},1,\nc,1,1,junk,1,\n"
-            f"d,,1,{t},1,\n".encode()
-        )
-    )
-    lines = [
-        f'{{"id": "a", "uid": 9007199254740993, "item": "007", "ts": {t}, "clicked": 1, "liked": true, "new": 1}}',
-        f'{{"id": "b", "uid": "x", "item": "1", "ts": {t}}}',
-        '{"id": "c", "uid": 1, "item": 1, "ts": "junk"}',
-        f'{{"id": "d", "item": 1, "ts": {t}}}',
-        "no record",
-        "[1]",
-    ]
-    (path / "a.ndjson.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    for form, more in (("csv", {}), ("ndjson", {"bad_row": 2})):
-        feed = {"path": f"dt={{date}}/*.{form}.gz", "format": form, "types": types}
-        batch = read(make_config(tmp_path, {**feed, "actions": {"click": "clicked = 1", "like": "liked"}}))
-        assert batch.events.select("event_id", "user_id", "item_id", "actions").rows() == [
-            ("a", "9007199254740993", "007", 0b11)
-        ]
-        assert batch.reasons == {"bad_value": 1, "bad_time": 1, "null_user": 1, **more}
-    assert batch.quarantine.filter(pl.col("reason") == "bad_row")["row"].to_list() == ["[1]", "no record"]
-
-
-def test_side_features_join_by_key(tmp_path: Path) -> None:
-    """Text keys meet integer keys; no row means null and is counted, or quarantined where the table says so."""
-    write(tmp_path, rows({"item": 5}, {"item": 6}))
-    pl.DataFrame({"vid": ["5", "5", None], "tag": ["b,c", "a,z", "q"]}).write_parquet(tmp_path / "items.parquet")
-    table = {
-        "name": "items",
-        "path": "items.parquet",
-        "on": {"item_id": "vid"},
-        "side": {"tag": "split_part(tag, ',', 1)", "long": "CASE WHEN tag = 'a,z' THEN 1 ELSE 0 END"},
-    }
-    batch = read(make_config(tmp_path, tables=[table]))
-    strict = read(make_config(tmp_path, tables=[{**table, "missing": "quarantine"}]))
-
-    assert batch.events.sort("event_id").select("tag", "long").rows() == [("a", "1"), (None, None)]
-    assert batch.missing_side == {"items": 1}
-    assert strict.reasons == {"missing_items": 1}
-    assert strict.missing_side == {"items": 0}
-
-
-def test_snapshots_join_as_of_shown_at(tmp_path: Path) -> None:
-    """An event sees the newest snapshot complete before its lake day began, never one of its own day."""
-    moments = [datetime(2025, 5, day, 23, tzinfo=UTC) for day in (28, 29, 30, 31)]
-    write(tmp_path, rows(*({"ts": ms(moment)} for moment in moments)))
-    (tmp_path / "items").mkdir()
-    for name in ("2025-05-28", "2025-05-30"):
-        pl.DataFrame({"vid": [7], "tag": [name]}).write_parquet(tmp_path / "items" / f"{name}.parquet")
-    table = {"name": "items", "path": "items/{date}.parquet", "on": {"item_id": "vid"}, "side": {"tag": "tag"}}
-    batch = read(make_config(tmp_path, tables=[table]))
-
-    assert batch.events.sort("event_id")["tag"].to_list() == [None, "2025-05-28", "2025-05-28", "2025-05-30"]
-    assert batch.missing_side == {"items": 1}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

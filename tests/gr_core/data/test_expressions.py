@@ -1,0 +1,93 @@
+"""Times by declaration: one instant whatever the unit, zone or format."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from gr_core.config import Config, parse_config
+from gr_core.data.contract import Batch, read_day
+from gr_core.lake.source import list_files
+
+DAY = date(2025, 6, 1)
+NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
+FEED: dict[str, Any] = {
+    "name": "log",
+    "path": "dt={date}/*.parquet",
+    "event_id": "id",
+    "shown_at": {"column": "ts", "unit": "ms"},
+    "columns": {"user_id": "uid", "item_id": "item"},
+    "actions": {"click": "clicked = 1", "like": "liked = 1"},
+}
+
+
+def make_config(
+    root: Path, feed: dict[str, Any] | None = None, lake: dict[str, Any] | None = None, **source: Any
+) -> Config:
+    actions = source.pop("actions", [{"name": "click"}, {"name": "like"}, {"name": "buy"}])
+    feeds = [{**FEED, **(feed or {})}]
+    return parse_config(
+        {"name": "t", "lake": lake or {}, "source": {"root": str(root), "actions": actions, "feeds": feeds, **source}}
+    )
+
+
+def ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def rows(*changes: dict[str, Any], **schema: Any) -> pl.DataFrame:
+    base = {"id": "e", "uid": 1, "item": 7, "ts": ms(NOON), "clicked": 1, "liked": 0}
+    numbered = [{**base, "id": f"e{n}", **change} for n, change in enumerate(changes)]
+    return pl.DataFrame(numbered, schema_overrides=schema, infer_schema_length=None)
+
+
+def write(root: Path, *frames: pl.DataFrame, day: date = DAY) -> None:
+    for place, frame in enumerate(frames):
+        path = root / f"dt={day}" / f"part-{place}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.write_parquet(path)
+
+
+def read(config: Config, day: date = DAY) -> Batch:
+    feed = config.source.feeds[0]
+    batch = read_day(config, day, list_files(config, day, feed), feed=feed)
+    batch.check()
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("values", "time"),
+    [
+        ([1748779200], {"unit": "s"}),
+        ([1748779200 * 10**3], {"unit": "ms"}),
+        ([1748779200 * 10**6], {"unit": "us"}),
+        ([1748779200 * 10**9 + 999], {"unit": "ns"}),
+        (pl.Series([NOON], dtype=pl.Datetime("ns", "UTC")), {}),
+        (pl.Series([NOON], dtype=pl.Datetime("ms", "UTC")).dt.convert_time_zone("Asia/Tokyo"), {}),
+        (pl.Series([NOON.replace(tzinfo=None)], dtype=pl.Datetime("us")), {}),
+        (pl.Series([NOON.replace(tzinfo=None, hour=8)], dtype=pl.Datetime("us")), {"zone": "America/New_York"}),
+        (["2025-06-01 08:00:00"], {"format": "%Y-%m-%d %H:%M:%S", "zone": "America/New_York"}),
+        (["2025-06-01T14:00:00+0200"], {"format": "%Y-%m-%dT%H:%M:%S%z", "zone": "America/New_York"}),
+    ],
+)
+def test_one_instant_in_every_declaration(tmp_path: Path, values: Any, time: dict[str, Any]) -> None:
+    """Cases C5, C12: s, ms, us, ns, zoned, naive and text all give the same instant."""
+    write(tmp_path, rows({}).with_columns(pl.Series("ts", values)))
+    batch = read(make_config(tmp_path, {"shown_at": {"column": "ts", **time}}))
+
+    assert batch.events["shown_at"].to_list() == [NOON]
+
+
+def test_text_times_that_cannot_be_are_bad(tmp_path: Path) -> None:
+    """Junk, a wall time that the clocks skip, and a year before 2000 are quarantined; a repeated hour is the first."""
+    texts = ["junk", "2025-03-09 02:30:00", "1999-12-31 00:00:00", "2024-11-03 01:30:00", None]
+    write(tmp_path, rows(*({"ts": text} for text in texts), ts=pl.String))
+    shown = {"column": "ts", "format": "%Y-%m-%d %H:%M:%S", "zone": "America/New_York"}
+    batch = read(make_config(tmp_path, {"shown_at": shown}))
+
+    assert batch.reasons == {"bad_time": 3, "null_time": 1}
+    assert batch.events["shown_at"].to_list() == [datetime(2024, 11, 3, 5, 30, tzinfo=UTC)]
