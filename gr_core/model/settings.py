@@ -37,6 +37,9 @@ class ModelConfig:
     """Features of target tokens only; they enter after the trunk. Each is a table."""
     time_of_day: bool = True
     """Add the hour of day and the day of week (UTC) of the target as context."""
+    history_counts: bool = True
+    """Tell the head how often actions were known and taken in the history that a target sees: all of it, its newest
+    tokens, and the tokens that share the target's item or another item feature."""
 
     def __post_init__(self) -> None:
         """Check the rules between fields; ValueError names the key, the rule and the value."""

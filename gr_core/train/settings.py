@@ -19,6 +19,10 @@ class TrainConfig:
     """Peak learning rate of AdamW on dense parameters."""
     sparse_learning_rate: float = 0.05
     """Peak learning rate of rowwise Adagrad on embedding rows."""
+    initial_accumulator: float = 0.1
+    """Rowwise Adagrad's state of a row without history: the larger, the smaller a row's first steps."""
+    beta2: float = 0.99
+    """AdamW's decay of squared gradients: a night has few steps, so it must forget faster than 0.999."""
     weight_decay: float = 0.01
     """AdamW's decoupled weight decay (dense matrices only)."""
     warmup_fraction: float = 0.1
@@ -41,10 +45,10 @@ class TrainConfig:
         for name in ("dense_learning_rate", "sparse_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
-        for name in ("warmup_fraction", "final_fraction"):
+        for name in ("warmup_fraction", "final_fraction", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"train.{name} must be in [0, 1], got {getattr(self, name)}")
-        for name in ("weight_decay", "clip_norm"):
+        for name in ("weight_decay", "clip_norm", "initial_accumulator"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"train.{name} must be at least 0, got {getattr(self, name)}")
         for name in ("micro_batches", "num_threads"):

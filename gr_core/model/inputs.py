@@ -1,0 +1,239 @@
+"""What the model needs of a batch, computed once with numpy: flat rows, layout, gaps, counts, labels, loss weights.
+
+No Python per token and no gradient here. A target's inputs come from its own item, its context and the history in
+[lo, hi) alone; its own actions never enter.
+Dims: `T` tokens, `N` targets, `A` actions, `F` item features, `C` context features, `W` supervised actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gr_core.data.batches import Batch
+from gr_core.model.attention import AttentionPlan, plan_attention
+from gr_core.model.embeddings import RowMap
+from gr_core.model.losses import loss_weights
+from gr_core.model.settings import ModelConfig
+from gr_core.schema import FIRST_FALLBACK_ROW
+from kernels.embedding import merge_ids
+
+Array = npt.NDArray[Any]
+NUM_GAPS = 64
+SHORT_WINDOW = 8
+_HOUR_US = 3_600_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """A batch as the model reads it; places count into the batch's distinct rows [U]."""
+
+    rows: Tensor
+    """Distinct flat rows, [U] int64."""
+    item_places: Tensor
+    """[T, F] int64."""
+    context_places: Tensor
+    """[N, C] int64."""
+    states: Tensor
+    """Per action set / unset / unknown, and a last column that marks targets, [T, 3 A + 1] fp32."""
+    gaps: Tensor
+    """Log-bucketed time since the previous history token (targets: the newest history seen), [T] int64."""
+    positions: Tensor
+    """[T] int32."""
+    hours: Tensor
+    """Hour of day, UTC, of targets, [N] int64."""
+    weekdays: Tensor
+    """Day of week, UTC, Thursday = 0, of targets, [N] int64."""
+    counts: Tensor
+    """What the visible history says about the target in numbers, [N, count_features] fp32."""
+    targets: Tensor
+    """Token numbers of targets, [N] int64."""
+    labels: Tensor
+    """[N, W] bool."""
+    known: Tensor
+    """Known and due, [N, W] bool."""
+    weights: Tensor
+    """Loss weights, [N] fp32."""
+    plan: AttentionPlan
+
+    def to(self, device: torch.device) -> Inputs:
+        """Return the same inputs on another device (itself when already there)."""
+        if self.rows.device == device:
+            return self
+        moved = {f.name: _to(getattr(self, f.name), device) for f in fields(self) if f.name != "plan"}
+        plan = AttentionPlan(
+            **{name: _to(getattr(self.plan, name), device) for name in _PLAN_TENSORS},
+            full=tuple(replace(b, mask=_to(b.mask, device)) for b in self.plan.full),
+            top=tuple(replace(b, mask=_to(b.mask, device)) for b in self.plan.top),
+        )
+        return Inputs(**moved, plan=plan)
+
+
+_PLAN_TENSORS = ("key_pad", "key_place", "query_pad", "query_place")
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device, non_blocking=True)
+
+
+def action_bits(mask: int) -> list[int]:
+    """Return the bit numbers that are set, ascending."""
+    return [bit for bit in range(31) if mask >> bit & 1]
+
+
+def count_features(config: ModelConfig, num_supervised: int) -> int:
+    """Return the width of `Inputs.counts`."""
+    return 3 * num_supervised * (2 + len(config.item_features)) if config.history_counts else 0
+
+
+class InputBuilder:
+    """Turns batches into inputs.
+
+    Args:
+        config: The model's settings.
+        num_actions: A.
+        supervised: Bit mask of the supervised actions.
+        row_map: From the pack's rows to flat rows.
+        normalize: Loss normalisation (examples 6).
+        one_bucket: Pad attention to the batch's longest segment (pack.layout = padded).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_actions: int,
+        supervised: int,
+        row_map: RowMap,
+        *,
+        normalize: str = "token",
+        one_bucket: bool = False,
+    ) -> None:
+        self.config = config
+        self.num_actions = num_actions
+        self.bits = action_bits(supervised)
+        self.row_map = row_map
+        self.normalize = normalize
+        self.one_bucket = one_bucket
+
+    def build(self, batch: Batch, rng: np.random.Generator | None = None) -> Inputs:
+        """Compute a batch's inputs.
+
+        Args:
+            batch: A batch with at least one target.
+            rng: Drops ids (training); None: keeps them all.
+
+        Returns:
+            The inputs, on the CPU.
+        """
+        targets = np.flatnonzero(batch.supervise.numpy())
+        lo, hi = batch.lo.numpy().astype(np.int64), batch.hi.numpy().astype(np.int64)
+        actions, known = batch.actions.numpy(), batch.known.numpy()
+        is_target = batch.supervise.numpy() == 1
+        items = self._flat(batch, self.config.item_features, rng, None)
+        context = self._flat(batch, self.config.context_features, rng, targets)
+        flat = np.concatenate([items.ravel(), context.ravel()])
+        rows, places = merge_ids(torch.from_numpy(flat), self.row_map.num_rows)
+        shown = batch.time.numpy()[targets]
+        segment_of = np.searchsorted(batch.segment_starts, targets, side="right") - 1
+        weights = loss_weights(self.normalize, batch.weight.numpy()[targets], segment_of)
+        return Inputs(
+            rows=rows,
+            item_places=places[: items.size].view(items.shape),
+            context_places=places[items.size :].view(context.shape),
+            states=torch.from_numpy(self._states(actions, known, is_target)),
+            gaps=torch.from_numpy(_gaps(batch.time.numpy(), batch.segment_starts, hi, lo, targets)),
+            positions=batch.position,
+            hours=torch.from_numpy(shown // _HOUR_US % 24),
+            weekdays=torch.from_numpy(shown // (24 * _HOUR_US) % 7),
+            counts=torch.from_numpy(self._counts(items, actions, known, lo, hi, targets)),
+            targets=torch.from_numpy(targets),
+            labels=torch.from_numpy(_bits(batch.labels.numpy()[targets], self.bits)),
+            known=torch.from_numpy(_bits(batch.label_known.numpy()[targets], self.bits)),
+            weights=torch.from_numpy(weights),
+            plan=plan_attention(batch.segment_starts, lo, hi, targets, one_bucket=self.one_bucket),
+        )
+
+    def _flat(
+        self, batch: Batch, features: Sequence[str], rng: np.random.Generator | None, tokens: Array | None
+    ) -> Array:
+        """Return flat rows, [tokens, features] int64, some of them dropped."""
+        columns = []
+        for name in features:
+            local = batch.rows[name].numpy()
+            rows = self.row_map.map(name, local if tokens is None else local[tokens])
+            if rng is not None and self.config.id_drop_fraction:
+                rows = self.row_map.drop(name, rows, self.config.id_drop_fraction, rng)
+            columns.append(rows)
+        count = batch.num_tokens if tokens is None else len(tokens)
+        return np.stack(columns, axis=1) if columns else np.empty((count, 0), np.int64)
+
+    def _states(self, actions: Array, known: Array, is_target: Array) -> Array:
+        bit = np.arange(self.num_actions, dtype=np.int32)
+        is_known = (known[:, None] >> bit & 1).astype(bool)
+        is_set = (actions[:, None] >> bit & 1).astype(bool)
+        states = np.empty((len(actions), 3 * self.num_actions + 1), np.float32)
+        states[:, 0:-1:3], states[:, 1:-1:3], states[:, 2:-1:3] = is_known & is_set, is_known & ~is_set, ~is_known
+        states[is_target] = 0
+        states[:, -1] = is_target
+        return states
+
+    def _counts(self, items: Array, actions: Array, known: Array, lo: Array, hi: Array, targets: Array) -> Array:
+        """Count known and set actions in each target's visible history: all of it, its newest, and by equal feature."""
+        width = count_features(self.config, len(self.bits))
+        if not width:
+            return np.empty((len(targets), 0), np.float32)
+        value = _bits(known, self.bits)
+        both = np.concatenate([value, value & _bits(actions, self.bits)], axis=1)
+        begin, end = lo[targets], hi[targets]
+        total = _cumulative(both)
+        found = [total[end] - total[begin], total[end] - total[np.maximum(begin, end - SHORT_WINDOW)]]
+        for column, name in enumerate(self.config.item_features):
+            rows = items[:, column]
+            reserved = rows[targets] < self.row_map.offset[name] + FIRST_FALLBACK_ROW + self.row_map.fallbacks[name]
+            match = _matches(rows, both, begin, end, rows[targets])
+            match[reserved] = 0
+            found.append(match)
+        stacked = np.stack(found, axis=1).astype(np.float32)
+        num, set_ = np.split(stacked, 2, axis=2)
+        parts = [np.log1p(num), np.log1p(set_), set_ / (num + 3.0)]
+        return np.concatenate(parts, axis=2).reshape(len(targets), width).astype(np.float32)
+
+
+def _bits(mask: Array, bits: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return [*, len(bits)] bool of an int32 mask."""
+    return (mask[:, None] >> np.asarray(bits, np.int32) & 1).astype(bool)
+
+
+def _cumulative(values: Array) -> npt.NDArray[np.int64]:
+    """Return sums over the first n rows, [n + 1, K]."""
+    total = np.zeros((len(values) + 1, values.shape[1]), np.int64)
+    np.cumsum(values, axis=0, out=total[1:])
+    return total
+
+
+def _matches(rows: Array, values: Array, begin: Array, end: Array, wanted: Array) -> npt.NDArray[np.int64]:
+    """Sum `values` over tokens in [begin, end) whose row is the wanted one, [N, K]; one sort, two binary searches."""
+    span = len(rows) + 1
+    key = rows * span + np.arange(len(rows))
+    order = np.argsort(rows, kind="stable")
+    ordered, total = key[order], _cumulative(values[order])
+    last = np.searchsorted(ordered, wanted * span + end)
+    first = np.searchsorted(ordered, wanted * span + begin)
+    return total[last] - total[first]
+
+
+def _gaps(time: Array, segment_starts: Array, hi: Array, lo: Array, targets: Array) -> Array:
+    """Return log-bucketed gaps, half an octave of seconds each; bucket 0: nothing before."""
+    gap = np.empty(len(time), np.int64)
+    gap[1:] = np.diff(time)
+    gap[segment_starts[:-1][segment_starts[:-1] < len(time)]] = -1
+    seen = hi[targets] > lo[targets]
+    gap[targets] = np.where(seen, time[targets] - time[np.maximum(hi[targets] - 1, 0)], -1)
+    bucket = 1 + (2 * np.log2(1.0 + np.maximum(gap, 0) / 1e6)).astype(np.int64)
+    return np.where(gap < 0, 0, np.minimum(bucket, NUM_GAPS - 1))

@@ -1,0 +1,53 @@
+"""`python -m gr_core.train RUN.json`: train one night from packs, by hand exactly as from Prefect.
+
+Stdout: one JSON object a line (progress, then done or error). Stderr: logs. Exit: 0 done, 1 failed, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gr_core.errors import DaybreakError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train what RUN.json describes and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m gr_core.train", description="Train one night from packs.")
+    parser.add_argument("run", type=Path, help="RUN.json: packs, vocabulary, parent, output, config")
+    options = parser.parse_args(arguments)
+    # Read by OpenMP when torch is loaded. Spinning threads on a busy machine cost a factor of 14: 4,350 tokens/s
+    # instead of 63,800 on two cores with a load of 4.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    from gr_core.train.loop import train
+    from gr_core.train.run import read_run
+
+    try:
+        run = read_run(options.run)
+        state = train(run, _say)
+    except DaybreakError as error:
+        logging.getLogger(__name__).error("%s", error.message)
+        _say({"event": "error", "type": type(error).__name__, "message": error.message, "where": error.where})
+        return error.exit_code
+    except Exception as error:
+        logging.getLogger(__name__).exception("training failed")
+        _say({"event": "error", "type": type(error).__name__, "message": str(error), "where": str(options.run)})
+        return 1
+    _say({"event": "done", "checkpoint": str(run.output), "digest": state["digest"], "step": state["step"]})
+    return 0
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

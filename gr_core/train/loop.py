@@ -1,0 +1,295 @@
+"""A night's training, top to bottom: warm start, one pass over the pack, checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gr_core.data.batches import PackReader
+from gr_core.errors import ConfigError, FormatError, TrainingError
+from gr_core.model.embeddings import Tables
+from gr_core.model.inputs import InputBuilder, Inputs
+from gr_core.model.losses import batch_loss, token_losses
+from gr_core.model.recommender import new_recommender
+from gr_core.model.settings import ModelConfig
+from gr_core.train.attribution import Attribution
+from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, schedule
+from gr_core.train.run import Run, settings_of
+from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite
+from kernels.bucketed_auc import BucketedAUC
+
+logger = logging.getLogger(__name__)
+Say = Callable[[dict[str, Any]], None]
+_PROGRESS_SECONDS = 0.5
+
+
+def train(run: Run, say: Say) -> dict[str, Any]:
+    """Train one night and write its checkpoint; a finished one with the same fingerprint is left as it is.
+
+    Args:
+        run: What to train on, from where, with which settings.
+        say: Called with progress objects, at most two a second.
+
+    Returns:
+        The checkpoint's state.json.
+
+    Raises:
+        FormatError: A pack, parent or vocabulary of another format, or one that does not belong to this run.
+        ConfigError: A model that differs from the parent's, or a pack that this release cannot train on.
+        TrainingError: A loss or gradient is not finite; nothing was written.
+    """
+    finished = _finished(run)
+    if finished is not None:
+        logger.info("checkpoint %s is finished with this fingerprint; nothing to train", run.output)
+        return finished
+    torch.set_num_threads(run.train.num_threads)
+    night = Night(run)
+    clock = Attribution(night.device, int(night.reader.index["token_budget"]))
+    groups = _groups(len(night.reader), run.train.micro_batches)
+    said = -math.inf
+    for step, numbers in enumerate(groups):
+        night.step(numbers, schedule(step, len(groups), run.train), clock)
+        if time.monotonic() - said >= _PROGRESS_SECONDS or step == len(groups) - 1:
+            said = time.monotonic()
+            progress = {"step": step + 1, "steps": len(groups), "loss": night.mean_loss}
+            say({"event": "progress", **progress, "tokens_per_second": round(clock.tokens_per_second)})
+    return night.save(clock)
+
+
+def _finished(run: Run) -> dict[str, Any] | None:
+    if not run.resume:
+        return None
+    try:
+        state = read_state(run.output)
+    except FormatError:
+        return None
+    return state if state["fingerprint"] == run.fingerprint else None
+
+
+def _groups(num_batches: int, micro_batches: int) -> list[list[int]]:
+    """Return the batch numbers of each step."""
+    return [list(range(i, min(i + micro_batches, num_batches))) for i in range(0, num_batches, micro_batches)]
+
+
+class Night:
+    """Model, tables, optimizers and counters of one night, warm-started from the parent.
+
+    Args:
+        run: The night's run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.reader = PackReader(run.pack)
+        index = self.reader.index
+        _check_pack(run, index)
+        self.device = _device(run.device)
+        self.actions: list[str] = list(index["actions"])
+        tables = tuple(sorted(run.tables, key=lambda t: run.model.features.index(t.name)))
+        self.tables = Tables(
+            tables,
+            run.model.width,
+            initial_accumulator=run.train.initial_accumulator,
+            seed=run.seed,
+            device=self.device,
+        )
+        self.builder = InputBuilder(
+            run.model,
+            len(self.actions),
+            index["supervised"],
+            self.tables.map,
+            normalize=run.train.normalize,
+            one_bucket=index["layout"] == "padded",
+        )
+        self.supervised = [self.actions[bit] for bit in self.builder.bits]
+        self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)
+        self.dense = DenseOptimizer(self.model, run.train)
+        self.sparse = SparseOptimizer(self.tables, run.train)
+        self.parent_state = self._warm_start()
+        self.global_step: int = self.parent_state["step"] if self.parent_state else 0
+        self.newest: dict[str, int] = dict(self.parent_state["newest_supervised_us"]) if self.parent_state else {}
+        weights = [run.train.action_weights.get(name, 1.0) for name in self.supervised]
+        self._action_weights = torch.tensor(weights, device=self.device)
+        self._metrics = BucketedAUC(len(self.supervised), self.device)
+        self._loss_sum, self._loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean loss of the night so far, weighted as the loss is; None before the first supervised token."""
+        return float(self._loss_sum) / self._loss_weight if self._loss_weight else None
+
+    def step(self, numbers: Sequence[int], factor: float, clock: Attribution) -> None:
+        """Take one optimizer step over its micro-batches, or none where nothing is supervised.
+
+        Raises:
+            TrainingError: Loss or gradient not finite; no parameter was moved.
+        """
+        step_weight = sum(self.reader.index["batch_weights"][self.run.train.normalize][i] for i in numbers)
+        if step_weight <= 0:
+            return
+        self.model.train()
+        for place, number in enumerate(numbers):
+            if self.reader.index["batch_weights"]["token"][number] > 0:
+                self._micro_batch(
+                    number, np.random.default_rng([self.run.seed, self.global_step, place]), step_weight, clock
+                )
+        with clock.part("optimizer"):
+            norm = self.dense.norm()
+            if not bool(torch.isfinite(norm) & self.sparse.finite()):
+                raise TrainingError(
+                    f"gradient is not finite at step {self.global_step}, batches {list(numbers)} of {self.run.pack}; "
+                    f"no parameter was moved, the last good checkpoint is {self.run.parent}",
+                    where=f"batch {numbers[0]}",
+                )
+            self.dense.step(factor, norm)
+            self.sparse.step(factor)
+            self.dense.zero_grad()
+        self.global_step += 1
+
+    def _micro_batch(self, number: int, rng: np.random.Generator, step_weight: float, clock: Attribution) -> None:
+        with clock.part("data_wait"):
+            batch = self.reader.batch(number)
+            inputs = self.builder.build(batch, rng).to(self.device)
+            self._note_newest(batch.time.numpy()[inputs.targets.cpu().numpy()], inputs)
+        clock.count(batch.num_tokens, inputs.plan.padding_fraction)
+        with clock.part("forward"):
+            torch.manual_seed(int(rng.integers(2**62)))
+            values = self.tables.weight[inputs.rows].requires_grad_()
+            logits = self.model(values, inputs)
+            losses = token_losses(logits, inputs.labels, inputs.known, self._action_weights)
+            loss = batch_loss(losses, inputs.weights, step_weight)
+        if not bool(torch.isfinite(loss)):
+            raise TrainingError(
+                f"loss is {float(loss)} at step {self.global_step}, batch {number} of {self.run.pack}; no parameter "
+                f"was moved, the last good checkpoint is {self.run.parent}",
+                where=f"batch {number}",
+            )
+        with clock.part("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert values.grad is not None
+            self.sparse.collect(inputs.rows, values.grad)
+        with clock.part("metrics"):
+            self._metrics.update(logits.detach(), inputs.labels, inputs.known)
+            self._loss_sum += loss.detach().double() * step_weight
+            self._loss_weight += float(inputs.weights.sum(dtype=torch.float64))
+
+    def _note_newest(self, shown: Any, inputs: Inputs) -> None:
+        known = inputs.known.cpu().numpy()
+        for column, name in enumerate(self.supervised):
+            if known[:, column].any():
+                self.newest[name] = max(self.newest.get(name, -(2**62)), int(shown[known[:, column]].max()))
+
+    def _warm_start(self) -> dict[str, Any] | None:
+        if self.run.parent is None:
+            return None
+        tensors, state = load_checkpoint(self.run.parent)
+        if settings_of(ModelConfig, state["config"]["model"], "model") != self.run.model:
+            raise ConfigError(
+                f"model must equal the parent's, got {self.run.model}, the parent {self.run.parent} has "
+                f"{state['config']['model']}; a change of the model is a full retrain",
+                where="model",
+            )
+        if state["actions"] != self.actions or state["supervised"] != self.supervised:
+            raise ConfigError(
+                f"actions must equal the parent's, got {self.actions} with {self.supervised} supervised, the parent has "
+                f"{state['actions']} with {state['supervised']}; a change of actions is a full retrain",
+                where="source.actions",
+            )
+        own = {f"dense.{name}": p for name, p in self.model.named_parameters()}
+        copy_tensors(own, tensors)
+        self.dense.load(tensors)
+        self.tables.load(tensors)
+        logger.info("warm start from %s at step %d", self.run.parent, state["step"])
+        return state
+
+    def save(self, clock: Attribution) -> dict[str, Any]:
+        """Write the checkpoint and return its state.
+
+        Raises:
+            TrainingError: A tensor is not finite; nothing is written.
+        """
+        tensors = {f"dense.{name}": p.detach() for name, p in self.model.named_parameters()}
+        tensors.update(self.dense.state())
+        tensors.update(self.tables.state())
+        if not tensors_finite(tensors):
+            raise TrainingError(
+                f"a parameter is not finite after step {self.global_step}; nothing was written, the last good checkpoint "
+                f"is {self.run.parent}",
+                where=str(self.run.output),
+            )
+        return save_checkpoint(self.run.output, tensors, self._state(clock), self.run.vocabulary_files)
+
+    def _state(self, clock: Attribution) -> dict[str, Any]:
+        run = self.run
+        metrics: dict[str, Any] = {"train/loss": self.mean_loss}
+        for name, found in zip(self.supervised, self._metrics.compute(), strict=True):
+            metrics |= {
+                f"train/auc/{name}": found.auc,
+                f"train/auc_error/{name}": found.certificate,
+                f"train/ne/{name}": found.ne,
+                f"train/calibration/{name}": found.calibration,
+                f"train/clipped/{name}": found.clipped,
+                f"train/count/{name}": found.count,
+            }
+        return {
+            "step": self.global_step,
+            "rng": {"seed": run.seed, "step": self.global_step},
+            "cursor": {"batch": len(self.reader), "batches": len(self.reader)},
+            "watermark": self.reader.index["bound"],
+            "newest_supervised_us": self.newest,
+            "vocabulary": {
+                "version": run.vocabulary_version,
+                "tables": {
+                    t.name: {
+                        "rows": t.rows,
+                        "capacity": t.capacity,
+                        "known_rows": t.rows,
+                        "fallbacks": t.fallbacks,
+                    }
+                    for t in self.tables.specs
+                },
+            },
+            "fingerprint": run.fingerprint,
+            "parent": str(run.parent) if run.parent else None,
+            "parent_digest": self.parent_state["digest"] if self.parent_state else None,
+            "seed": run.seed,
+            "config": dict(run.config),
+            "actions": self.actions,
+            "supervised": self.supervised,
+            "supervised_mask": self.reader.index["supervised"],
+            "pack_digest": self.reader.digest,
+            "metrics": metrics | clock.metrics(),
+        }
+
+
+def _check_pack(run: Run, index: dict[str, Any]) -> None:
+    if index["role"] != "train":
+        raise ConfigError(f"{run.pack} has role {index['role']}; only train packs are trained on", where=str(run.pack))
+    if index["tokens"] != "targets":
+        raise ConfigError(
+            f"pack.tokens must be targets, got {index['tokens']!r}; this release trains no other layout",
+            where="pack.tokens",
+        )
+    if set(index["features"]) != set(run.model.features) or {t.name for t in run.tables} != set(run.model.features):
+        raise ConfigError(
+            f"pack features {index['features']} and tables {[t.name for t in run.tables]} must be the model's "
+            f"{list(run.model.features)}; pack again with this config",
+            where="model.item_features",
+        )
+    if run.vocabulary_version and index["vocabulary"] != run.vocabulary_version:
+        raise FormatError(
+            f"{run.pack} was made with vocabulary {index['vocabulary']}, the run names {run.vocabulary_version}; pack again",
+            where=str(run.pack),
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

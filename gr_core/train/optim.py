@@ -1,0 +1,147 @@
+"""Optimizers and the night's learning-rate schedule, which drives both of them.
+
+Dense parameters: AdamW. Table rows: rowwise Adagrad on the rows that a step touched, duplicates merged over all its
+micro-batches, applied once a step. Both keep their state by name, so that a checkpoint is read without pickle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gr_core.errors import FormatError
+from gr_core.model.embeddings import Tables
+from gr_core.train.settings import TrainConfig
+from kernels.embedding import merge_gradients, rowwise_adagrad
+
+
+def schedule(step: int, steps: int, config: TrainConfig) -> float:
+    """Return the share of the peak learning rate at a step of the night.
+
+    Rises linearly over the warm-up and reaches 1 at its last step, then falls along a cosine to `final_fraction` at
+    the night's last step. It restarts every night; the lineage's step count has no part in it.
+
+    Args:
+        step: Step of the night, from 0.
+        steps: Steps of the night.
+        config: Warm-up and final fraction.
+    """
+    warmup = math.ceil(config.warmup_fraction * steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup + 1) / max(steps - warmup, 1)
+    return config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class DenseOptimizer:
+    """AdamW over a model's parameters, its state by parameter name; weight decay on matrices only."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.parameters = dict(model.named_parameters())
+        matrices = [p for p in self.parameters.values() if p.dim() >= 2]
+        others = [p for p in self.parameters.values() if p.dim() < 2]
+        self.peak = config.dense_learning_rate
+        self.clip_norm = config.clip_norm
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            lr=self.peak,
+            betas=(0.9, config.beta2),
+            fused=True,
+        )
+        for parameter in self.parameters.values():
+            # present from the start, so that a checkpoint has the same tensors whether or not anything was due
+            self._adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def norm(self) -> Tensor:
+        """Return the gradients' total norm, a scalar; non-finite when any entry is."""
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) if grads else torch.zeros(())
+
+    def step(self, factor: float, norm: Tensor) -> None:
+        """Clip by the given total norm and move the parameters at `factor` of the peak learning rate."""
+        if self.clip_norm:
+            scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.peak * factor
+        self._adamw.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return optimizer.dense.<param>.{exp_avg, exp_avg_sq, step}."""
+        return {
+            f"optimizer.dense.{name}.{key}": self._adamw.state[parameter][key]
+            for name, parameter in self.parameters.items()
+            for key in ("exp_avg", "exp_avg_sq", "step")
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a parent's state, step count included.
+
+        Raises:
+            FormatError: A tensor is missing or has another shape.
+        """
+        copy_tensors(self.state(), tensors)
+
+
+class SparseOptimizer:
+    """Rowwise Adagrad over the tables. Pad rows have no gradient and stay zero."""
+
+    def __init__(self, tables: Tables, config: TrainConfig) -> None:
+        self._tables = tables
+        self._peak = config.sparse_learning_rate
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._is_pad = torch.zeros(tables.map.num_rows, dtype=torch.bool, device=tables.weight.device)
+        self._is_pad[torch.from_numpy(tables.map.pad_rows()).to(tables.weight.device)] = True
+
+    def collect(self, rows_U: Tensor, grad_UD: Tensor) -> None:
+        """Keep a micro-batch's gradient: distinct rows [U] int64, gradients [U, D]."""
+        self._parts.append((rows_U, grad_UD.masked_fill(self._is_pad[rows_U][:, None], 0.0)))
+
+    def finite(self) -> Tensor:
+        """Return a bool scalar: every collected gradient is finite."""
+        sums = [grad.sum() for _, grad in self._parts]
+        return torch.isfinite(torch.stack(sums)).all() if sums else torch.ones((), dtype=torch.bool)
+
+    def zero_grad(self) -> None:
+        """Forget the collected gradients."""
+        self._parts.clear()
+
+    def step(self, factor: float) -> None:
+        """Merge what was collected and update each touched row once, at `factor` of the peak learning rate."""
+        if self._parts:
+            rows, grad = merge_gradients(self._parts)
+            learning_rate = self._peak * factor
+            rowwise_adagrad(self._tables.weight, self._tables.accumulator, rows, grad, learning_rate=learning_rate)
+        self.zero_grad()
+
+
+@torch.no_grad()
+def copy_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Copy `given` into `own` by name.
+
+    Raises:
+        FormatError: A tensor is missing or has another shape; names it.
+    """
+    for name, tensor in own.items():
+        if name not in given or given[name].shape != tensor.shape:
+            found = tuple(given[name].shape) if name in given else "nothing"
+            raise FormatError(
+                f"checkpoint tensor {name} must have shape {tuple(tensor.shape)}, found {found}; "
+                "a change of the model is a full retrain",
+                where=name,
+            )
+        tensor.copy_(given[name])

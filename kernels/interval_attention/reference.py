@@ -1,0 +1,52 @@
+"""Interval attention in plain torch: the specification that every faster path is compared with.
+
+Dims: `N` queries, `T` keys, `H` heads, `K` head dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def interval_mask(lo_N: Tensor, hi_N: Tensor, itself_N: Tensor, num_keys: int) -> Tensor:
+    """Say which keys each query attends to: keys [lo, hi), and the query's own token.
+
+    Args:
+        lo_N: First key, [N], int.
+        hi_N: One past the last key, [N], int; `lo == hi` leaves only the token itself.
+        itself_N: The query's own place among the keys, [N], int.
+        num_keys: T.
+
+    Returns:
+        [N, T], bool, true = attends.
+    """
+    key_T = torch.arange(num_keys, device=lo_N.device)
+    within_NT = (key_T >= lo_N[:, None]) & (key_T < hi_N[:, None])
+    return within_NT | (key_T == itself_N[:, None])
+
+
+def interval_attention_reference(
+    q_NHK: Tensor, k_THK: Tensor, v_THK: Tensor, lo_N: Tensor, hi_N: Tensor, itself_N: Tensor
+) -> Tensor:
+    """Softmax attention over keys [lo, hi) and the token itself, dense and differentiable.
+
+    Args:
+        q_NHK: Queries, [N, H, K]; fp64 stays fp64, everything else is computed in fp32.
+        k_THK: Keys, [T, H, K].
+        v_THK: Values, [T, H, K].
+        lo_N: First key of each query, [N], int.
+        hi_N: One past the last key, [N], int.
+        itself_N: The query's own place among the keys, [N], int.
+
+    Returns:
+        [N, H, K], in q's dtype.
+    """
+    inner = torch.float64 if q_NHK.dtype == torch.float64 else torch.float32
+    mask_NT = interval_mask(lo_N, hi_N, itself_N, k_THK.shape[0])
+    scale = 1.0 / math.sqrt(q_NHK.shape[-1])
+    score_HNT = torch.einsum("nhk,thk->hnt", q_NHK.to(inner), k_THK.to(inner)) * scale
+    weight_HNT = score_HNT.masked_fill(~mask_NT, -math.inf).softmax(dim=-1)
+    return torch.einsum("hnt,thk->nhk", weight_HNT, v_THK.to(inner)).to(q_NHK.dtype)
