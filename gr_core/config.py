@@ -187,7 +187,9 @@ class WorldConfig(Section):
     num_items: int = Field(default=400, ge=20)
     """Items alive at any time."""
     sessions_per_user_day: float = Field(default=1.0, gt=0)
-    """Mean sessions of a user and day."""
+    """Mean sessions of a user and day (at most 4 are held)."""
+    bot_events: int = Field(default=400, ge=0)
+    """Impressions of the one bot a day; above source.daily_cap to be cut."""
 
 
 class SourceConfig(Section):
