@@ -66,10 +66,10 @@ def test_unknown_kinds_are_refused(tmp_path: Path):
         Journal(str(tmp_path / "journal")).append("opened", "", {}, at_us=0)
 
 
-def test_two_processes_at_once_lose_and_repeat_nothing(tmp_path: Path):
+def test_two_processes_at_once_lose_and_repeat_nothing(tmp_path: Path, root: Path):
     """Two processes append 20 entries each, the table's creation included: 40 entries, numbered 1 to 40."""
     uri = str(tmp_path / "journal")
-    children = [subprocess.Popen([sys.executable, "-c", APPEND_20, uri, name]) for name in ("a", "b")]
+    children = [subprocess.Popen([sys.executable, "-c", APPEND_20, uri, name], cwd=root) for name in ("a", "b")]
 
     assert [child.wait(timeout=120) for child in children] == [0, 0]
     entries = Journal(uri).entries()
@@ -114,10 +114,13 @@ def test_five_hundred_entries_are_read_fast(tmp_path: Path):
     assert seconds < 0.3
 
 
-def test_importing_the_journal_pulls_no_heavy_library():
+def test_importing_the_journal_pulls_no_heavy_library(root: Path):
     """Prefect, MLflow and torch stay out: `status` must answer at once."""
     code = "import sys, gr_core.lake.journal; print([m for m in ('prefect', 'mlflow', 'torch') if m in sys.modules])"
 
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
     )
