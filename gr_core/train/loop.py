@@ -166,7 +166,7 @@ class Night:
             loss = batch_loss(losses, inputs.weights, step_weight)
         if not bool(torch.isfinite(loss)):
             raise TrainingError(
-                f"loss is {float(loss)} at step {self.global_step}, batch {number} of {self.run.pack}; no parameter "
+                f"loss is {loss.item()} at step {self.global_step}, batch {number} of {self.run.pack}; no parameter "
                 f"was moved, the last good checkpoint is {self.run.parent}",
                 where=f"batch {number}",
             )

@@ -19,7 +19,7 @@ class TrainConfig:
     """Peak learning rate of AdamW on dense parameters."""
     sparse_learning_rate: float = 0.05
     """Peak learning rate of rowwise Adagrad on embedding rows."""
-    initial_accumulator: float = 0.1
+    initial_accumulator: float = 0.0
     """Rowwise Adagrad's state of a row without history: the larger, the smaller a row's first steps."""
     beta2: float = 0.99
     """AdamW's decay of squared gradients: a night has few steps, so it must forget faster than 0.999."""

@@ -69,8 +69,8 @@ def save_checkpoint(
         (making / "vocabulary").mkdir()
         for name, source in vocabulary.items():
             shutil.copyfile(source, making / "vocabulary" / f"{name}.arrow")
-    written = {"format": CHECKPOINT_FORMAT, **state, "digest": checkpoint_digest(kept)}
-    (making / STATE_FILE).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps({"format": CHECKPOINT_FORMAT, **state, "digest": checkpoint_digest(kept)}, indent=1)
+    (making / STATE_FILE).write_text(text + "\n", encoding="utf-8")
     files = sorted(file for file in making.rglob("*") if file.is_file())
     manifest = {"format": CHECKPOINT_FORMAT, "files": {str(f.relative_to(making)): file_sha256(f) for f in files}}
     (making / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -78,6 +78,7 @@ def save_checkpoint(
         os.replace(path, old)
     os.replace(making, path)
     shutil.rmtree(old, ignore_errors=True)
+    written: dict[str, Any] = json.loads(text)
     return written
 
 

@@ -1,0 +1,111 @@
+"""A pack read back: zero-copy views, relative starts, and refusal of what is damaged or of another format."""
+
+import numpy as np
+import pytest
+import torch
+
+from gr_core.data.batches import PackReader
+from gr_core.data.packfile import PackMeta, Segments, write_pack
+from gr_core.errors import FormatError
+
+
+def test_batches_hold_the_written_columns(tokens, packs, users):
+    """All batches together are the written segments; lo and hi count from the batch's first token."""
+    path = packs.pack("p", users, token_budget=120)
+    reader = PackReader(path)
+    by_user = {user.name: user.columns() for user in users}
+
+    seen = 0
+    for number, batch in enumerate(reader):
+        first = int(np.searchsorted(np.cumsum(reader.index["batch_tokens"]), seen, side="right"))
+        assert first == number == batch.number
+        begin, end = reader.index["batch_segments"][number : number + 2]
+        assert batch.segment_starts[-1] == batch.num_tokens == reader.index["batch_tokens"][number]
+        for place, name in enumerate(reader.index["segment_users"][begin:end]):
+            start, stop = batch.segment_starts[place : place + 2]
+            assert batch.time[start:stop].tolist() == by_user[name]["time"].tolist()
+            assert (batch.lo[start:stop] - start).tolist() == by_user[name]["lo"].tolist()
+            assert batch.rows["kind"][start:stop].tolist() == by_user[name]["kind"].tolist()
+        assert batch.weights["token"] == int(batch.supervise.sum())
+        seen += batch.num_tokens
+    assert len(reader) > 1
+    assert seen == sum(len(user.time) for user in users)
+
+
+def test_tensors_are_views_of_the_mapped_file(packs, users):
+    """Two reads of a batch share memory, and writing to a view never reaches the file."""
+    path = packs.pack("p", users)
+    reader = PackReader(path)
+    before = (path / "pack.arrow").read_bytes()
+
+    first, second = reader.batch(0), reader.batch(0)
+    first.actions[0] = 77
+
+    assert first.actions.data_ptr() == second.actions.data_ptr()
+    assert second.actions[0] == 77
+    assert (path / "pack.arrow").read_bytes() == before
+    assert first.weight.dtype == torch.float32
+    assert first.time.dtype == torch.int64
+
+
+def test_an_empty_pack_has_no_batches(tokens, packs, users):
+    """A pack without segments reads as zero batches and no targets."""
+    empty = tokens.join(users[:1])
+    columns = {name: column[:0] for name, column in empty.columns.items()}
+    nothing = Segments(columns=columns, lengths=np.empty(0, np.int64), users=[], event_ids=[])
+    meta = PackMeta(role="next_day", features=tokens.FEATURES, actions=tokens.ACTIONS, supervised=3, token_budget=64)
+    write_pack(packs.root / "e", nothing, meta)
+
+    reader = PackReader(packs.root / "e")
+
+    assert len(reader) == 0
+    assert reader.targets() == ([], [])
+
+
+def test_targets_name_events_and_users_in_pack_order(packs, users):
+    """Each supervised token has its event and its user, in the order of the tokens."""
+    reader = PackReader(packs.pack("p", users))
+
+    events, owners = reader.targets()
+
+    assert len(events) == sum(int(batch.supervise.sum()) for batch in reader)
+    assert [event.split(":")[0] for event in events] == owners
+
+
+def test_a_flipped_byte_is_refused(packs, users):
+    """A pack whose rows do not match the index's digest is a format error, naming the file."""
+    path = packs.pack("p", users)
+    content = bytearray((path / "pack.arrow").read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / "pack.arrow").write_bytes(content)
+
+    with pytest.raises(FormatError, match=r"pack\.arrow.*sha256"):
+        PackReader(path)
+
+
+def test_what_is_no_pack_is_refused(tmp_path, packs, users):
+    """No index, an index of another format, or one that does not fit the rows: each is named."""
+    with pytest.raises(FormatError, match="no finished pack"):
+        PackReader(tmp_path)
+    path = packs.pack("p", users)
+    packs.edit(path, features=["item_id"])
+    with pytest.raises(FormatError, match="columns"):
+        PackReader(path)
+    packs.edit(path, features=["item_id", "kind", "surface"], batch_segments=[0])
+    with pytest.raises(FormatError, match="batches"):
+        PackReader(path)
+    packs.edit(path, format=2)
+    with pytest.raises(FormatError, match="format 2"):
+        PackReader(path)
+    (path / "index.json").write_text("{")
+    with pytest.raises(FormatError, match="no JSON"):
+        PackReader(path)
+
+
+def test_equal_rows_have_equal_digests(packs, users):
+    """The digest follows the rows: equal for a repeated write, another for other rows."""
+    first, again = PackReader(packs.pack("a", users)), PackReader(packs.pack("b", users))
+    other = PackReader(packs.pack("c", [users[0].change("labels", 0, 0), *users[1:]]))
+
+    assert first.digest == again.digest
+    assert (first.digest != other.digest) == (users[0].labels[0] != 0)

@@ -1,0 +1,61 @@
+"""Merging ids, the fused lookup, and rowwise Adagrad."""
+
+import pytest
+import torch
+
+from kernels.embedding import fused_lookup, merge_gradients, merge_ids, rowwise_adagrad
+
+
+@pytest.mark.parametrize("num_rows", [10, 100_000], ids=["by counting", "by sorting"])
+def test_merge_ids_gives_distinct_rows_and_places(num_rows):
+    """Rows are ascending and distinct, and the places rebuild the ids, however large the table is."""
+    ids = torch.tensor([7, 3, 7, 0, 9, 3])
+
+    rows, places = merge_ids(ids, num_rows)
+
+    assert rows.tolist() == [0, 3, 7, 9]
+    assert torch.equal(rows[places], ids)
+
+
+def test_lookup_sums_a_bag_and_merges_gradients():
+    """A bag is the sum of its rows; a row's gradient is the sum over all its uses."""
+    values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    places = torch.tensor([[0, 1], [1, 1], [3, 0]])
+
+    out = fused_lookup(values, places)
+    out.sum().backward()
+
+    assert torch.equal(out, values[places[:, 0]] + values[places[:, 1]])
+    assert values.grad[:, 0].tolist() == [2, 3, 0, 1]
+    assert fused_lookup(values, places[:, :0]).tolist() == [[0.0] * 3] * 3
+
+
+def test_gradients_of_micro_batches_merge_by_row():
+    """Rows that several micro-batches touched appear once, with the sum."""
+    first = (torch.tensor([1, 4]), torch.tensor([[1.0], [2.0]]))
+    second = (torch.tensor([0, 4]), torch.tensor([[10.0], [20.0]]))
+
+    rows, grad = merge_gradients([first, second])
+
+    assert rows.tolist() == [0, 1, 4]
+    assert grad.tolist() == [[10.0], [1.0], [22.0]]
+
+
+def test_rowwise_adagrad_by_hand():
+    """Accumulator += mean(grad^2); row -= lr * grad / sqrt(accumulator); other rows stay as they are."""
+    weight, accumulator = torch.ones(3, 2), torch.tensor([0.0, 7.0, 0.0])
+
+    rowwise_adagrad(weight, accumulator, torch.tensor([1]), torch.tensor([[3.0, 3.0]]), learning_rate=0.4)
+
+    assert accumulator.tolist() == [0.0, 16.0, 0.0]
+    assert torch.allclose(weight, torch.tensor([[1.0, 1.0], [0.7, 0.7], [1.0, 1.0]]))
+
+
+def test_shapes_that_do_not_fit_are_named():
+    """Each check names what it got."""
+    with pytest.raises(ValueError, match="int64"):
+        merge_ids(torch.tensor([1.0]), 3)
+    with pytest.raises(ValueError, match=r"\[U, D\]"):
+        fused_lookup(torch.zeros(3), torch.zeros(1, 1).long())
+    with pytest.raises(ValueError, match="one entry a row"):
+        rowwise_adagrad(torch.zeros(3, 2), torch.zeros(2), torch.tensor([0]), torch.zeros(1, 2), learning_rate=1.0)

@@ -1,0 +1,62 @@
+"""The reference of interval attention against the definition, and its checks."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.interval_attention import interval_attention, interval_mask
+
+
+def test_mask_is_the_interval_and_the_token_itself():
+    """A query attends to keys [lo, hi) and to its own token, also where lo = hi."""
+    mask = interval_mask(torch.tensor([0, 1, 2]), torch.tensor([0, 3, 2]), torch.tensor([0, 3, 1]), 4)
+
+    assert mask.int().tolist() == [[1, 0, 0, 0], [0, 1, 1, 1], [0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("count", [1, 63, 200])
+def test_reference_equals_a_loop_over_queries(count):
+    """Every query's output is the softmax-weighted mean of its own keys' values, in fp64 to 1e-12."""
+    generator = torch.Generator().manual_seed(count)
+    q, k, v = (torch.randn(count, 2, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    hi = torch.arange(count)
+    lo = (hi - 7).clamp(min=0)
+
+    out = interval_attention(q, k, v, lo, hi, torch.arange(count))
+
+    for n in range(count):
+        keys = [*range(int(lo[n]), int(hi[n])), n]
+        weight = torch.softmax(torch.einsum("hk,jhk->jh", q[n], k[keys]) / math.sqrt(4), dim=0)
+        assert torch.allclose(out[n], torch.einsum("jh,jhk->hk", weight, v[keys]), atol=1e-12)
+
+
+def test_gradients_are_those_of_the_definition():
+    """Analytic and numeric gradients agree in fp64."""
+    q, k, v = (torch.randn(5, 1, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    hi = torch.arange(5)
+
+    assert torch.autograd.gradcheck(lambda *x: interval_attention(*x, torch.zeros(5).long(), hi, hi), (q, k, v))
+
+
+def test_bf16_is_computed_in_fp32():
+    """A bf16 input gives the fp32 result rounded once."""
+    q, k, v = (torch.randn(40, 2, 8) for _ in range(3))
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    hi = torch.arange(40)
+
+    got = interval_attention(q, k, v, torch.zeros(40).long(), hi, hi)
+    exact = interval_attention(q.float(), k.float(), v.float(), torch.zeros(40).long(), hi, hi)
+
+    assert torch.equal(got, exact.bfloat16())
+
+
+def test_shapes_that_do_not_fit_are_named():
+    """The message has both shapes; an unknown implementation is refused."""
+    q, hi = torch.zeros(3, 2, 4), torch.zeros(3).long()
+    with pytest.raises(ValueError, match=r"q \(3, 2, 4\).*k \(3, 1, 4\)"):
+        interval_attention(q, q[:, :1], q[:, :1], hi, hi, hi)
+    with pytest.raises(ValueError, match=r"lo must have one entry"):
+        interval_attention(q, q, q, hi[:2], hi, hi)
+    with pytest.raises(ValueError, match="impl"):
+        interval_attention(q, q, q, hi, hi, hi, impl="triton")
