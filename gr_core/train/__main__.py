@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train what RUN.json describes and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m gr_core.train", description="Train one night from packs.")
     parser.add_argument("run", type=Path, help="RUN.json: packs, vocabulary, parent, output, config")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes: with the parent process")
     options = parser.parse_args(arguments)
+    if options.exit_with_stdin:
+        threading.Thread(target=_exit_with_stdin, daemon=True).start()
     # Read by OpenMP when torch is loaded. Spinning threads on a busy machine cost a factor of 14: 4,350 tokens/s
     # instead of 63,800 on two cores with a load of 4.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -42,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     _say({"event": "done", "checkpoint": str(run.output), "digest": state["digest"], "step": state["step"]})
     return 0
+
+
+def _exit_with_stdin() -> None:
+    """Wait for the parent's end of the pipe to close, then end at once; a checkpoint is atomic, so nothing is half."""
+    sys.stdin.read()
+    os._exit(1)
 
 
 def _say(line: dict[str, Any]) -> None:
