@@ -1,0 +1,200 @@
+"""The `daybreak` command. Prefect is imported only when a flow has to run.
+
+Exit status: 0 done, 1 failed, 2 bad usage, config or input, 3 held by the gate, 4 nothing due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import date as Date
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
+
+from rich.console import Console
+
+from gr_core.config import Config, load_config
+from gr_core.environment import home_uri, prepare_tools
+from gr_core.errors import DaybreakError, UsageError
+from gr_core.lake import store
+from gr_core.lake.lock import running_night
+
+DONE, FAILED, BAD_INPUT, HELD, NOTHING_DUE = 0, 1, 2, 3, 4
+
+
+PIPED_WIDTH = 150  # columns of a table that no terminal limits
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors go the way of all others: one message, exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        options = _parser().parse_args(words)
+        settings = load_config(options.config, options.set)
+        home = home_uri(settings.name, options.home)
+        value, status = options.run(options, settings, home)
+    except DaybreakError as error:
+        return _report(error, error.exit_code, where=error.where, as_json="--json" in words)
+    except KeyboardInterrupt:
+        return _report(RuntimeError("interrupted"), FAILED, where=None, as_json="--json" in words)
+    except Exception as error:  # noqa: BLE001 -- the contract is one object, also for a fault of ours
+        return _report(error, FAILED, where=None, as_json="--json" in words)
+    _show(options, value, home)
+    return int(status)
+
+
+def _report(error: BaseException, status: int, *, where: str | None, as_json: bool) -> int:
+    if as_json:
+        body = {"error": {"type": type(error).__name__, "message": str(error), "where": where}}
+        sys.stdout.write(json.dumps(body) + "\n")
+    sys.stderr.write(f"daybreak: {type(error).__name__}: {error}\n")
+    return status
+
+
+def _parser() -> Parser:
+    common = Parser(add_help=False)
+    common.add_argument("--config", default="conf/world.toml", help="TOML config (default: the embedded world)")
+    common.add_argument("--home", help="where state lives (default: DAYBREAK_HOME, else .daybreak/<name>)")
+    common.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a dotted config key")
+    common.add_argument("--json", action="store_true", help="print exactly one JSON object on stdout")
+    parser = Parser(prog="daybreak", description="A nightly training pipeline for generative recommenders")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    night = commands.add_parser("nightly", parents=[common], help="one night: raw events to a gated model")
+    night.add_argument("--date", type=_day, help="lake day YYYY-MM-DD (default: yesterday in the lake's zone)")
+    night.add_argument("--next", type=int, metavar="N", help="the next N days after the newest night")
+    night.add_argument("--parent", type=int, metavar="V", help="start from this version, as a separate attempt")
+    night.add_argument("--force", metavar="STAGE", help="repeat a stage of a finished night and compare digests")
+    night.set_defaults(run=_nightly)
+
+    many = commands.add_parser("backfill", parents=[common], help="nights of a range of days, oldest first")
+    many.add_argument("--start", type=_day, required=True)
+    many.add_argument("--end", type=_day, required=True)
+    many.set_defaults(run=_backfill)
+
+    status = commands.add_parser("status", parents=[common], help="nights, champion and findings")
+    status.set_defaults(run=_status)
+
+    config = commands.add_parser("config", help="the resolved config")
+    show = config.add_subparsers(required=True, metavar="ACTION").add_parser("show", parents=[common])
+    show.set_defaults(run=_config_show)
+    return parser
+
+
+def _day(text: str) -> Date:
+    try:
+        return Date.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"a day is written YYYY-MM-DD, got {text!r} ({error})", where="date") from error
+
+
+def _nightly(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+    if options.next is not None:
+        if options.next < 1 or options.date or options.parent or options.force:
+            raise UsageError("--next takes a number from 1 on, and no --date, --parent or --force", where="next")
+        return _next_nights(options, settings, home)
+    day = options.date or datetime.now(ZoneInfo(settings.lake.zone)).date() - timedelta(days=1)
+    status = _one_night(options, settings, home, day)
+    return status, exit_status(status)
+
+
+def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Date) -> dict[str, Any]:
+    """Run a night unless it is finished or already running; bad input ends it before Prefect starts."""
+    from gr_core.night import night_key
+    from gr_core.stages import data, judging
+
+    key = night_key(day, options.parent)
+    done = judging.finished(home, key)
+    if done is not None and options.force is None:
+        sys.stderr.write(f"night {key} is finished ({done['state']}, {done['gate']}); nothing to do\n")
+        return done
+    if running_night(home) == key:
+        sys.stderr.write(f"night {key} is already running; this start ends\n")
+        return {"date": key, "state": "running", "reasons": [f"night {key} is already running; this start ends"]}
+    data.preflight(settings, home, day)
+    prepare_tools(home)
+    from flows.nightly import nightly
+
+    result: Any = nightly(
+        config=options.config, date=day, parent=options.parent, force=options.force, home=home, overrides=options.set
+    )
+    return dict(result)
+
+
+def _next_nights(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+    from gr_core.stages import judging
+
+    nights = []
+    for _ in range(options.next):
+        day = judging.next_day(settings, home)
+        nights.append(_one_night(options, settings, home, day))
+    return {"nights": nights}, exit_status(nights[-1])
+
+
+def _backfill(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+    if options.end < options.start:
+        raise UsageError(f"--end {options.end} lies before --start {options.start}; swap them", where="end")
+    from gr_core.stages import data, judging
+
+    days = [options.start + timedelta(days=n) for n in range((options.end - options.start).days + 1)]
+    open_days = [day for day in days if judging.finished(home, day.isoformat()) is None]
+    if open_days:
+        data.preflight(settings, home, open_days[0])
+        prepare_tools(home)
+        from flows.backfill import backfill
+
+        backfill(start=options.start, end=options.end, config=options.config, home=home, overrides=options.set)
+    nights = [judging.finished(home, day.isoformat()) or {"date": day.isoformat(), "state": "running"} for day in days]
+    return {"nights": nights}, exit_status(nights[-1])
+
+
+def _status(_options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+    from gr_core.stages import judging
+
+    today = datetime.now(ZoneInfo(settings.lake.zone)).date()
+    return judging.status(settings, home, today, running=running_night(home)), DONE
+
+
+def _config_show(_options: argparse.Namespace, settings: Config, _home: str) -> tuple[dict[str, Any], int]:
+    return {"config": settings.resolved(), "fingerprint": settings.fingerprint()}, DONE
+
+
+def exit_status(night: dict[str, Any]) -> int:
+    """Return a night's exit status: 0 promoted (or running elsewhere), 1 failed, 3 held, 4 nothing due."""
+    if night["state"] in ("failed", "cancelled"):
+        return FAILED
+    if night["state"] == "no_data":
+        return NOTHING_DUE
+    return HELD if night.get("gate") == "held" else DONE
+
+
+def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None:
+    """Print the one JSON object, or the table a person reads."""
+    if options.json:
+        sys.stdout.write(json.dumps(value) + "\n")
+        return
+    if options.run is _config_show:
+        Console().print_json(json.dumps(value))
+        return
+    from gr_core.report.status import render_status
+
+    nights = value.get("nights", [value])
+    shown = value if "champion" in value else {"champion": None, "findings": [], "nights": nights}
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(width=width).print(render_status(shown))
+    if store.is_local(home):
+        Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The nightly flow: order, fan-out and parameters only."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from datetime import date as Date
+from datetime import datetime
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.futures import wait
+from prefect.states import Completed
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.utilities.annotations import unmapped
+from pydantic import Field
+
+from flows.scheduling import run_name, scheduled_day
+from gr_core.config import Config, load_config
+from gr_core.environment import home_uri, prepare_tools
+from gr_core.lake.lock import night_lock
+from gr_core.night import FORCEABLE, Night, night_key, open_night
+from gr_core.stages import data, judging
+from tasks.artifacts import publish_night
+from tasks.evaluate import evaluate
+from tasks.gate import gate
+from tasks.ingest import ingest
+from tasks.pack import write_pack
+from tasks.register import register
+from tasks.sequences import build_bucket
+from tasks.train import train
+from tasks.vocabulary import grow_vocabulary
+
+logger = logging.getLogger("gr_core.flows")
+
+RUNNER: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=4)
+
+ConfigPath = Annotated[str, Field(description="Path of the TOML config")]
+Day = Annotated[
+    Date | None, Field(description="The lake day; empty: the day before the scheduled start, in the lake's zone")
+]
+ParentVersion = Annotated[
+    int | None, Field(description="Start from this registered version instead of the champion, as a separate attempt")
+]
+Force = Annotated[
+    str | None,
+    Field(description="Repeat one stage of a finished night beside its result: " + ", ".join(FORCEABLE)),
+]
+HomeUri = Annotated[str | None, Field(description="URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>")]
+Overrides = Annotated[list[str], Field(description="Config overrides, each dotted.key=value")]
+
+
+@flow(name="nightly", flow_run_name=run_name, task_runner=RUNNER)
+def nightly(
+    config: ConfigPath = "conf/world.toml",
+    date: Day = None,
+    parent: ParentVersion = None,
+    force: Force = None,
+    home: HomeUri = None,
+    overrides: Overrides = [],  # noqa: B006 -- Prefect copies parameters
+    mode: str = "nightly",
+) -> dict[str, Any] | State[Any]:
+    """Take one day of raw events to a gated, registered model, warm-started from the champion."""
+    settings = load_config(config, overrides)
+    day = date or scheduled_day(settings.lake.zone)
+    where = home_uri(settings.name, home)
+    prepare_tools(where)
+    key = night_key(day, parent)
+    while True:
+        with night_lock(where, key) as holder:
+            if holder is None:
+                return run_night(settings, where, day, parent=parent, force=force, mode=mode)
+        if holder == key:
+            message = f"night {key} is already running; this start ends"
+            return Completed(
+                name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]}
+            )
+        logger.info("night %s is running in this home; %s waits for it", holder, key)
+        time.sleep(2)
+
+
+def run_night(
+    settings: Config, home: str, day: Date, *, parent: int | None, force: str | None, mode: str
+) -> dict[str, Any]:
+    """Open the night and run what is missing of it; a finished one is returned as it is."""
+    done = judging.finished(home, night_key(day, parent))
+    if done is not None and force is None:
+        logger.info("night %s is finished (%s); nothing to do", day, done["gate"])
+        return done
+    if done is None:
+        data.preflight(settings, home, day)
+    night = open_night(settings, home, day, at_us=now_us(), mode=mode, parent_version=parent, force=force)
+    if done is not None:
+        return done | {"forced": repeat_stage(night)}
+    try:
+        status = run_stages(night)
+    except BaseException as error:
+        judging.fail(night, error)
+        raise
+    publish_night(status, status.get("mlflow"))
+    return judging.finished(home, night.key) or status
+
+
+def run_stages(night: Night) -> dict[str, Any]:
+    """Run the stages in order: buckets side by side, the parent's evaluation beside training."""
+    ingested = ingest(night)
+    every = list(range(night.settings.lake.num_buckets))
+    buckets = build_bucket.map(unmapped(night), unmapped(ingested), every).result()
+    results = {"ingest": ingested, "sequences": buckets}
+    if not judging.any_due(buckets):
+        return judging.finish(night, results)
+    words = grow_vocabulary(night, buckets)
+    packs: dict[str, Any] = {role: write_pack(night, ingested, buckets, words, role) for role in data.ROLES}
+    training = train.submit(night, packs, words)
+    evaluation = evaluate.submit(night, packs["next_day"], words)
+    wait([training, evaluation])
+    trained, evaluated = training.result(), evaluation.result()
+    version = register(night, ingested, trained, evaluated, words)
+    decision = gate(night, version, trained, packs["holdout"], words)
+    results |= {"pack": list(packs.values()), "train": trained, "evaluate": evaluated}
+    return judging.finish(night, results | {"register": version, "gate": decision})
+
+
+def repeat_stage(night: Night) -> dict[str, Any]:
+    """Repeat one stage of a finished night beside its result, from the night's own inputs, and compare digests."""
+    kept = replace(night, force=None)
+    ingested = ingest(kept)
+    every = list(range(night.settings.lake.num_buckets))
+    buckets = build_bucket.map(unmapped(kept), unmapped(ingested), every).result()
+    words = grow_vocabulary(kept, buckets)
+    packs: dict[str, Any] = {role: write_pack(kept, ingested, buckets, words, role) for role in data.ROLES}
+    match night.force:
+        case "sequences":
+            again = build_bucket.map(unmapped(night), unmapped(ingested), every).result()
+            pairs = list(zip(buckets, again, strict=True))
+        case "pack":
+            pairs = [(p, write_pack(night, ingested, buckets, words, role)) for role, p in packs.items()]
+        case "train":
+            pairs = [(train(kept, packs, words), train(night, packs, words))]
+        case _:
+            pairs = [(evaluate(kept, packs["next_day"], words), evaluate(night, packs["next_day"], words))]
+    digests = [[judging.result_digest(one) for one in pair] for pair in pairs]
+    return {"stage": night.force, "equal": all(was == now for was, now in digests), "digests": digests}
+
+
+def now_us() -> int:
+    """Return the time in microseconds since the epoch; flows may look at the clock, gr_core never does."""
+    return round(time.time() * 1e6)
+
+
+def today(zone: Any) -> Date:
+    """Return today's date in a zone."""
+    return datetime.now(zone).date()

@@ -1,0 +1,319 @@
+"""A night: what its first attempt pinned, where its files lie, and which stages are already done.
+
+`open_night` writes the journal entry that pins parent, cutoff, config and seed, before any other stage.
+`run_stage` is the idempotence of every stage: it returns the manifest that is there when its fingerprint
+(input identity, the stage's own config, STAGE_FORMAT) matches, and does the work otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date as Date
+from typing import Any
+
+from gr_core.config import Config, parse_config
+from gr_core.errors import BoundError, ConfigError, UsageError
+from gr_core.hashing import fingerprint
+from gr_core.lake import store
+from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights
+from gr_core.refs import Bound, Ref, day_end_us, iso
+
+logger = logging.getLogger(__name__)
+
+STAGE_FORMAT = {
+    "ingest": 1,
+    "sequences": 1,
+    "vocabulary": 1,
+    "pack": 1,
+    "train": 1,
+    "evaluate": 1,
+    "register": 1,
+    "gate": 1,
+}
+"""Raised by hand when a stage's output changes; the git revision is never compared."""
+
+STAGE_NOTE = "stage "  # an error that leaves a stage carries this note with the stage's name
+FORCEABLE = ("sequences", "pack", "train", "evaluate")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parent(Ref):
+    """The checkpoint a night starts from."""
+
+    version: int
+    date: str
+    checkpoint: str
+    vocabulary: str
+    watermark: Bound
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Parent:
+        """Build from plain JSON values, the watermark included."""
+        return cls(**{**values, "watermark": Bound.from_json(values["watermark"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Night(Ref):
+    """A pinned night; equal on every attempt but for `config`, `attempt` and `force`."""
+
+    key: str
+    """Names the night in the journal and its folder: the date, or date plus attempt name."""
+    date: str
+    mode: str
+    home: str
+    config: dict[str, Any]
+    """The resolved config of this attempt."""
+    parent: Parent | None
+    cutoff_us: int
+    seed: int
+    at_us: int
+    """Start of this attempt; stamped on its journal entries, since stages never ask a clock."""
+    attempt: int = 1
+    force: str | None = None
+    """A stage that is repeated although its manifest is there."""
+    finished: bool = False
+    """The night is immutable: a forced stage writes beside its result."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Night:
+        """Build from plain JSON values, the parent included."""
+        parent = values["parent"]
+        return cls(**{**values, "parent": Parent.from_json(parent) if parent else None})
+
+    @property
+    def day(self) -> Date:
+        """The lake day."""
+        return Date.fromisoformat(self.date)
+
+    @property
+    def settings(self) -> Config:
+        """The config as validated models, with the source's root resolved."""
+        return resolve_root(parse_config(self.config), self.home)
+
+    @property
+    def journal(self) -> Journal:
+        """The home's journal."""
+        return Journal(store.join(self.home, "lake", "journal"))
+
+    @property
+    def table_uri(self) -> str:
+        """URI of the event table."""
+        return store.join(self.home, "lake", "events")
+
+    def folder(self, stage: str) -> str:
+        """Return the URI a stage writes below: the night's folder, or `forced` beside it."""
+        base = store.join(self.home, "nights", self.key)
+        return store.join(base, "forced") if self.finished and stage == self.force else base
+
+    def uri(self, stage: str, *parts: str) -> str:
+        """Return the URI of one of a stage's outputs."""
+        return store.join(self.folder(stage), *parts)
+
+
+def resolve_root(config: Config, home: str) -> Config:
+    """Return the config with an embedded world's relative source.root below the home."""
+    root = config.source.root
+    if config.source.world is None or root.startswith("/") or "://" in root:
+        return config
+    source = config.source.model_copy(update={"root": store.join(home, root)})
+    return config.model_copy(update={"source": source})
+
+
+def night_key(day: Date, parent: int | None = None, experiment: str | None = None) -> str:
+    """Return the key of a night; one with a named parent or experiment is a separate attempt."""
+    parts = [day.isoformat()]
+    if parent is not None:
+        parts.append(f"parent-{parent}")
+    if experiment is not None:
+        parts.append(f"experiment-{experiment}")
+    return "+".join(parts)
+
+
+def open_night(
+    config: Config,
+    home: str,
+    day: Date,
+    *,
+    at_us: int,
+    mode: str = "nightly",
+    parent_version: int | None = None,
+    force: str | None = None,
+) -> Night:
+    """Pin a night, or take up the pins of its first attempt.
+
+    Args:
+        config: The config of this attempt.
+        home: URI of the home.
+        day: The lake day.
+        at_us: The time of the journal entry, microseconds since the epoch.
+        mode: nightly or backfill.
+        parent_version: Start from this registered version instead of the champion.
+        force: A stage that is repeated.
+
+    Returns:
+        The pinned night. Nothing has been read from the source yet.
+
+    Raises:
+        UsageError: An unknown parent version or stage.
+        ConfigError: `lake` differs from the home's, or `model` or `vocabulary` from the parent's.
+        BoundError: The day lies before the parent's.
+    """
+    if force is not None and force not in FORCEABLE:
+        raise UsageError(f"--force knows {', '.join(FORCEABLE)}, got {force!r}", where="force")
+    key = night_key(day, parent_version)
+    journal = Journal(store.join(home, "lake", "journal"))
+    while True:
+        entries = journal.entries()
+        record = nights(entries).get(key)
+        _check_lake(config, entries)
+        if record is not None:
+            return _reopen(config, home, record, journal, at_us, force)
+        night = Night(
+            key=key,
+            date=day.isoformat(),
+            mode=mode,
+            home=home,
+            config=config.resolved(),
+            parent=_parent(entries, parent_version),
+            cutoff_us=day_end_us(day, config.lake.zone),
+            seed=config.pack.seed,
+            at_us=at_us,
+            force=force,
+        )
+        _check_parent(config, night, entries)
+        payload = {**night.to_json(), "fingerprint": config.fingerprint()}
+        expect = entries[-1].seq if entries else 0
+        try:
+            journal.append("opened", key, payload, at_us=at_us, expect=expect)
+        except JournalMoved:
+            continue  # another command wrote first: look again, its entry may pin this very night
+        logger.info("night %s opened: parent %s, cutoff %s", key, night.parent, iso(night.cutoff_us))
+        return night
+
+
+def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at_us: int, force: str | None) -> Night:
+    """Take up an opened night with its pins; another config is logged as a new attempt."""
+    pinned = Night.from_json({k: v for k, v in record.opened.items() if k in Night.__slots__})
+    night = replace(pinned, home=home, config=config.resolved(), at_us=at_us, force=force)
+    night = replace(night, attempt=len(record.attempts) + 1)
+    if record.is_finished:
+        return replace(night, finished=True)
+    difference = config_difference(pinned.config, night.config)
+    if night.parent is not None:
+        _refuse_change(pinned.config, night.config, ("model", "vocabulary"))
+    payload = {"fingerprint": config.fingerprint(), "difference": difference}
+    journal.append("attempt", record.key, payload, at_us=at_us)
+    logger.info("night %s taken up again, attempt %d, config difference %s", record.key, night.attempt, difference)
+    return night
+
+
+def _parent(entries: list[Entry], version: int | None) -> Parent | None:
+    """Return the named version's checkpoint, else the champion's, else none."""
+    wanted = version
+    if wanted is None:
+        chosen = champion(entries)
+        if chosen is None:
+            return None
+        wanted = chosen.version
+    for entry in reversed(entries):
+        if entry.kind == "registered" and entry.payload["version"] == wanted:
+            return Parent.from_json({k: entry.payload[k] for k in Parent.__slots__})
+    known = [e.payload["version"] for e in entries if e.kind == "registered"]
+    raise UsageError(f"--parent {wanted} is no registered version; there are {known}", where="parent")
+
+
+def _check_lake(config: Config, entries: list[Entry]) -> None:
+    first = next((entry for entry in entries if entry.kind == "opened"), None)
+    if first is None:
+        return
+    was, now = first.payload["config"]["lake"], config.resolved()["lake"]
+    changed = {key for key in ("zone", "num_buckets", "holdout_fraction") if was[key] != now[key]}
+    if changed:
+        key = sorted(changed)[0]
+        raise ConfigError(
+            f"lake.{key} never changes in a home: it is {was[key]!r}, got {now[key]!r}; set it back, or start "
+            "another home with --home",
+            where=f"lake.{key}",
+        )
+    names = [action["name"] for action in first.payload["config"]["source"]["actions"]]
+    if config.source.action_names[: len(names)] != names:
+        raise ConfigError(
+            f"source.actions is append only: it began with {names}, got {config.source.action_names}; "
+            "set the order back and add new actions at the end",
+            where="source.actions",
+        )
+
+
+def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
+    parent = night.parent
+    if parent is None:
+        return
+    if night.cutoff_us < parent.watermark.cutoff_us:
+        raise BoundError(
+            f"night {night.date} has cutoff {iso(night.cutoff_us)}, below its parent's (version {parent.version}, "
+            f"commit {parent.watermark.commit}, cutoff {parent.watermark.cutoff}); a bound never moves back: "
+            "choose a later date, or an older parent with --parent",
+            where=night.date,
+        )
+    for entry in reversed(entries):
+        if entry.kind == "registered" and entry.payload["version"] == parent.version:
+            _refuse_change(entry.payload["config"], config.resolved(), ("model", "vocabulary"))
+            return
+
+
+def _refuse_change(was: dict[str, Any], now: dict[str, Any], sections: tuple[str, ...]) -> None:
+    for section in sections:
+        difference = config_difference(was[section], now[section])
+        if difference:
+            key, (old, new) = next(iter(difference.items()))
+            raise ConfigError(
+                f"{section}.{key} must equal the parent's: it is {old!r}, got {new!r}; changing it is a full "
+                "retrain, so set it back or start another home with --home",
+                where=f"{section}.{key}",
+            )
+
+
+def config_difference(was: Any, now: Any, prefix: str = "") -> dict[str, list[Any]]:
+    """Return {dotted.key: [was, now]} of two resolved configs; lists are compared whole."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        found: dict[str, list[Any]] = {}
+        for key in sorted(was.keys() | now.keys()):
+            found |= config_difference(was.get(key), now.get(key), f"{prefix}.{key}" if prefix else key)
+        return found
+    return {} if was == now else {prefix: [was, now]}
+
+
+def run_stage(
+    night: Night, name: str, identity: Any, work: Callable[[], dict[str, Any]], *, part: str = ""
+) -> dict[str, Any]:
+    """Return a stage's finished manifest, or do the work and write it; a finished night's manifests always stand.
+
+    Args:
+        night: The night.
+        name: The stage, a key of STAGE_FORMAT.
+        identity: Whatever the result depends on: digests of inputs and the stage's own config (JSON values).
+        work: Does the stage; returns its result as JSON values.
+        part: Distinguishes several manifests of one stage (a bucket, a role).
+
+    Returns:
+        The result, with `seconds` (wall time of the run that made it) and `reused`.
+    """
+    wanted = fingerprint({"stage": name, "format": STAGE_FORMAT[name], "identity": identity})
+    uri = night.uri(name, "manifests", f"{name}{'-' if part else ''}{part}.json")
+    if night.force != name and store.exists(uri):
+        manifest = store.read_json(uri)
+        if night.finished or manifest["fingerprint"] == wanted:
+            logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
+            return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
+    started = time.perf_counter()
+    try:
+        result = work()
+    except BaseException as error:
+        error.add_note(f"{STAGE_NOTE}{name}")
+        raise
+    result["seconds"] = round(time.perf_counter() - started, 3)
+    store.write_json(uri, {"fingerprint": wanted, "format": STAGE_FORMAT[name], "result": result})
+    return {**result, "fingerprint": wanted, "reused": False}

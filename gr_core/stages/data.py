@@ -1,0 +1,325 @@
+"""Stages from raw files to packs: ingest, sequences (a bucket each), vocabulary, pack."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import date as Date
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from gr_core.config import Config
+from gr_core.config import VocabularyTable as VocabularyRule
+from gr_core.data import contract, due, packfile, packing, sequences, vocabulary
+from gr_core.hashing import file_sha256, fingerprint, is_holdout
+from gr_core.lake import source, store
+from gr_core.lake.events import EventTable
+from gr_core.lake.journal import bound_nights_ago, finished_bounds
+from gr_core.night import Night, resolve_root, run_stage
+from gr_core.refs import Bound, PackRef
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["train", "next_day", "holdout"]
+ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
+BOOTSTRAP = "bootstrap"
+US = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueScope:
+    """The bounds that decide what is due, new and held out for one night."""
+
+    now: Bound
+    parent: Bound | None
+    earlier: tuple[Bound, ...]
+    """Bounds of the finished nights: what lies inside one of them is not new."""
+    since: Bound | None
+    """Bound of the gate's window start: holdout events outside it and inside `now` are judged."""
+    context_commits: frozenset[int]
+    """Commits that are context only: never due, never new."""
+    action_names: tuple[str, ...]
+    supervised: int
+
+    @property
+    def parent_commit(self) -> int:
+        """The newest commit the parent has seen; 0 without a parent."""
+        return self.parent.commit if self.parent else 0
+
+    def identity(self) -> str:
+        """Return what the masks depend on, as text."""
+        return repr(self)
+
+    def masks(self, events: pl.DataFrame, holdout: pl.Series) -> dict[str, pl.Series]:
+        """Return int32 masks of actions, one entry per row of `events`.
+
+        Args:
+            events: Event table columns, any order.
+            holdout: Boolean per row: its user is evaluated only.
+
+        Returns:
+            due (all users), due_holdout, and the targets of the roles: train (due, trained users), next_day (new
+            events of all users), holdout (holdout users' events that came due in the gate's window).
+        """
+        names, supervised, context = list(self.action_names), self.supervised, self.context_commits
+        window = (self.since,) if self.since else ()
+        frame = events.select(
+            due=due.due_mask(self.now, self.parent, names, supervised, context),
+            next_day=due.new_mask(self.now, self.earlier, names, supervised, context),
+            window=due.new_mask(self.now, window, names, supervised, context),
+        )
+        none = pl.zeros(events.height, pl.Int32, eager=True)
+        return {
+            "due": frame["due"],
+            "due_holdout": frame["due"].zip_with(holdout, none),
+            "train": none.zip_with(holdout, frame["due"]),
+            "next_day": frame["next_day"],
+            "holdout": frame["window"].zip_with(holdout, none),
+        }
+
+
+def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
+    """Check a day's raw files before any state changes.
+
+    An embedded world writes its missing files first: they are the source, not the state.
+
+    Raises:
+        DataContractError: A missing day, an unreadable file, a missing or mistyped column.
+    """
+    config = resolve_root(config, home)
+    if config.source.world is not None:
+        from gr_core.data import synthetic
+
+        synthetic.ensure_day(store.local_path(config.source.root), config.source.world, day)
+    table = EventTable(store.join(home, "lake", "events"), config)
+    first = config.source.feed("bootstrap") is not None and table.find(BOOTSTRAP) is None
+    return source.preflight(config, day, bootstrap=first)
+
+
+def ingest(night: Night) -> dict[str, Any]:
+    """Commit the day's raw events to the event table, the bootstrap history first.
+
+    Returns:
+        bound (Bound of this night), rows, reasons, labels_changed_after_supervision, bootstrap (its rows or null),
+        and what decides what is new and judged: earlier (bounds of finished nights), since, context_commits.
+    """
+    config = night.settings
+    table = EventTable(night.table_uri, config)
+    journal = night.journal
+    parent = night.parent.watermark if night.parent else None
+    entries = journal.entries()
+    earlier = [bound.to_json() for bound in finished_bounds(entries)]
+    since = bound_nights_ago(entries, config.gate.nights)
+    scope = {"earlier": earlier, "since": since.to_json() if since else None}
+
+    def work() -> dict[str, Any]:
+        bootstrap = config.source.feed("bootstrap")
+        if bootstrap is not None and table.find(BOOTSTRAP) is None:
+            files = source.list_files(config, night.day, bootstrap)
+            table.ingest(BOOTSTRAP, contract.read_day(config, night.day, files, feed=bootstrap), parent=None)
+        commit = table.find(night.date)
+        if commit is None:
+            feed = config.source.feed("events")
+            assert feed is not None
+            files = source.list_files(config, night.day, feed)
+            commit = table.ingest(night.date, contract.read_day(config, night.day, files, feed=feed), parent=parent)
+        first = table.find(BOOTSTRAP) if bootstrap is not None else None
+        bound = due.make_bound(config, commit.number, night.cutoff_us, commit.delta_version, parent)
+        if parent is not None:
+            due.check_not_behind(bound, parent)
+        return {
+            "bound": bound.to_json(),
+            "rows": commit.rows.to_json(),
+            "reasons": commit.reasons,
+            "labels_changed_after_supervision": commit.labels_changed_after_supervision,
+            "bootstrap": first.rows.to_json() if first else None,
+            **scope,
+            "context_commits": [first.number] if first and bootstrap and not bootstrap.due else [],
+        }
+
+    result = run_stage(night, "ingest", {"night": night.key, "scope": scope}, work)
+    if not result["reused"]:
+        payload = {"commit": result["bound"]["commit"], "delta_version": result["bound"]["delta_version"]}
+        payload |= {key: result[key] for key in ("rows", "reasons")}
+        journal.append("ingested", night.key, payload, at_us=night.at_us)
+    return result
+
+
+def sequence_rules(config: Config) -> sequences.SequenceRules:
+    """Return the sequence rules of a config."""
+    by = {rule.fallback_by for rule in config.vocabulary.values() if rule.fallback_by}
+    return sequences.SequenceRules(
+        action_names=tuple(config.source.action_names),
+        features=config.model.features,
+        item_features=config.model.item_features,
+        max_history=config.sequences.max_history,
+        max_targets=config.sequences.max_targets,
+        max_age_us=config.sequences.max_age_days * 86_400 * US,
+        token_budget=config.pack.token_budget,
+        time_window_us=config.pack.time_window_seconds and config.pack.time_window_seconds * US,
+        carry=tuple(sorted(by - set(config.model.features))),
+        tokens=config.pack.tokens,
+    )
+
+
+def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[str, Any]:
+    """Find what is due and new in one bucket; write its sequences for each role and its id counts.
+
+    Returns:
+        uri, digest, and counts of events: due, train (supervised), due_holdout, next_day (new).
+    """
+    config = night.settings
+    bound = Bound.from_json(ingested["bound"])
+    scope = due_scope(night, ingested)
+    identity = {
+        "scope": scope.identity(),
+        "bucket": bucket,
+        "rules": repr(sequence_rules(config)),
+        "vocabulary": {k: v.model_dump() for k, v in config.vocabulary.items()},
+        "supervised": config.source.supervised_mask,
+    }
+    folder = night.uri("sequences", "sequences", f"bucket-{bucket:05d}")
+
+    def work() -> dict[str, Any]:
+        events = EventTable(night.table_uri, config).read(bound.delta_version, buckets=[bucket])
+        holdout = _holdout_users(events, config.lake.holdout_fraction)
+        masks = scope.masks(events, holdout)
+        with store.directory(folder) as path:
+            for role in ROLES:
+                users = events.filter(masks[role] != 0)["user_id"].unique()
+                inside = events["user_id"].is_in(users.implode())
+                built = sequences.build_sequences(
+                    events.filter(inside), masks[role].filter(inside), sequence_rules(config)
+                )
+                built.tokens.write_ipc(path / f"{role}.tokens.arrow", compression="uncompressed")
+                built.segments.write_ipc(path / f"{role}.segments.arrow", compression="uncompressed")
+            fresh = events.filter(
+                (pl.col("commit") > scope.parent_commit) & (pl.col("commit") <= bound.commit) & ~holdout
+            )
+            for name, frame in vocabulary.count_ids(fresh, config.model.features, config.vocabulary).items():
+                frame.write_ipc(path / f"{name}.counts.arrow", compression="uncompressed")
+        counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
+        digest = fingerprint([file_sha256(p) for p in sorted(store.local_path(folder).iterdir())])
+        return {"uri": folder, "counts": counts, "digest": digest}
+
+    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}")
+
+
+def due_scope(night: Night, ingested: dict[str, Any]) -> DueScope:
+    """Collect the bounds that decide what is due, new and held out for a night, as its ingestion found them."""
+    config = night.settings
+    return DueScope(
+        now=Bound.from_json(ingested["bound"]),
+        parent=night.parent.watermark if night.parent else None,
+        earlier=tuple(Bound.from_json(bound) for bound in ingested["earlier"]),
+        since=Bound.from_json(ingested["since"]) if ingested["since"] else None,
+        context_commits=frozenset(ingested["context_commits"]),
+        action_names=tuple(config.source.action_names),
+        supervised=config.source.supervised_mask,
+    )
+
+
+def _holdout_users(events: pl.DataFrame, fraction: float) -> pl.Series:
+    """Return a boolean per row: its user is evaluated only."""
+    users = events["user_id"].unique()
+    held = pl.Series([user for user in users if is_holdout(user, fraction)], dtype=pl.String)
+    return events["user_id"].is_in(held.implode())
+
+
+def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, Any]:
+    """Grow the parent's vocabulary by what the buckets counted.
+
+    Returns:
+        uri, version, and {table: rows}.
+    """
+    config = night.settings
+    rules = {name: config.vocabulary.get(name, VocabularyRule()) for name in config.model.features}
+    identity = {
+        "parent": night.parent.vocabulary if night.parent else None,
+        "buckets": [_part_identity(part) for part in buckets],
+        "rules": {name: rule.model_dump() for name, rule in rules.items()},
+    }
+    folder = night.uri("vocabulary", "vocabulary")
+
+    def work() -> dict[str, Any]:
+        parent = None
+        if night.parent is not None:
+            parent = vocabulary.load(store.local_path(night.parent.vocabulary))
+        counts = {
+            name: vocabulary.merge_counts(
+                [pl.read_ipc(store.local_path(part["uri"]) / f"{name}.counts.arrow") for part in buckets]
+            )
+            for name in config.model.features
+        }
+        grown = vocabulary.grow(parent, counts, rules)
+        with store.directory(folder) as path:
+            vocabulary.save(grown, path)
+        return {"uri": folder, "version": grown.version, "rows": {n: t.rows for n, t in grown.tables.items()}}
+
+    return run_stage(night, "vocabulary", identity, work)
+
+
+def _part_identity(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: part[key] for key in ("counts", "digest", "fingerprint")}
+
+
+def write_pack(
+    night: Night, ingested: dict[str, Any], buckets: list[dict[str, Any]], words: dict[str, Any], role: Role
+) -> dict[str, Any]:
+    """Write one role's pack: the buckets' segments, encoded and batched.
+
+    Returns:
+        The PackRef as JSON.
+    """
+    config = night.settings
+    bound = Bound.from_json(ingested["bound"])
+    identity = {
+        "buckets": [_part_identity(part) for part in buckets],
+        "vocabulary": words["version"],
+        "pack": config.pack.model_dump(),
+        "seed": night.seed,
+        "role": role,
+    }
+    folder = night.uri("pack", "packs", role)
+
+    def work() -> dict[str, Any]:
+        table = vocabulary.load(store.local_path(words["uri"]))
+        parts = [_read_sequences(store.local_path(part["uri"]), role) for part in buckets]
+        features, items = config.model.features, config.model.item_features
+        segments = packfile.concat_segments([packing.to_segments(part, table, features, items) for part in parts])
+        meta = packfile.PackMeta(
+            role=role,
+            features=features,
+            actions=tuple(config.source.action_names),
+            supervised=config.source.supervised_mask,
+            tokens=config.pack.tokens,
+            layout=config.pack.layout,
+            grouping=config.pack.grouping,
+            token_budget=config.pack.token_budget,
+            seed=night.seed,
+            vocabulary=words["version"],
+            bound=bound,
+            fingerprint=fingerprint(identity),
+        )
+        with store.directory(folder) as path:
+            index = packfile.write_pack(path, segments, meta)
+        return PackRef(
+            uri=folder,
+            role=role,
+            num_tokens=index["num_tokens"],
+            num_segments=index["num_segments"],
+            num_supervised=index["num_supervised"],
+            num_batches=len(index["batch_tokens"]),
+            digest=fingerprint(index["sha256"]),
+        ).to_json()
+
+    return run_stage(night, "pack", identity, work, part=role)
+
+
+def _read_sequences(folder: Path, role: str) -> sequences.Sequences:
+    return sequences.Sequences(
+        tokens=pl.read_ipc(folder / f"{role}.tokens.arrow"),
+        segments=pl.read_ipc(folder / f"{role}.segments.arrow"),
+    )

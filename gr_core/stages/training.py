@@ -1,0 +1,139 @@
+"""The training stage: a child process on packs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gr_core.errors import TrainingError
+from gr_core.hashing import fingerprint
+from gr_core.lake import store
+from gr_core.night import Night, run_stage
+from gr_core.refs import Bound, CheckpointRef
+
+
+def train(
+    night: Night, packs: dict[str, Any], words: dict[str, Any], progress: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Train the challenger in a child process, warm-started from the parent's checkpoint.
+
+    Args:
+        night: The night.
+        packs: Role to PackRef.
+        words: The grown vocabulary.
+        progress: Called with each progress line of the child.
+
+    Returns:
+        The CheckpointRef as JSON, `metrics` and `newest_supervised_us`.
+
+    Raises:
+        TrainingError: The child stopped; its own words.
+    """
+    config = night.settings
+    identity = {
+        "pack": packs["train"]["digest"],
+        "vocabulary": words["version"],
+        "parent": night.parent.checkpoint if night.parent else None,
+        "model": config.resolved()["model"],
+        "train": config.resolved()["train"],
+        "seed": night.seed,
+    }
+    folder = night.uri("train", "checkpoint")
+
+    def work() -> dict[str, Any]:
+        run = night.uri("train", "RUN.json")
+        store.write_json(run, _run_file(night, packs, words, folder, fingerprint(identity)))
+        run_training(store.local_path(run), progress, timeout_seconds=config.nightly.stage_timeout_seconds)
+        state = store.read_json(store.join(folder, "state.json"))
+        bound = Bound.from_json(state["watermark"])
+        ref = CheckpointRef(uri=folder, digest=state["digest"], step=state["step"], watermark=bound)
+        return {
+            **ref.to_json(),
+            "metrics": state["metrics"],
+            "newest_supervised_us": state["newest_supervised_us"],
+        }
+
+    return run_stage(night, "train", identity, work)
+
+
+def _run_file(night: Night, packs: dict[str, Any], words: dict[str, Any], output: str, identity: str) -> dict[str, Any]:
+    """Return RUN.json (examples 9)."""
+    resolved = night.settings.resolved()
+    described = store.read_json(store.join(words["uri"], "vocabulary.json"))["tables"]
+    here = store.local_path(night.uri("train"))
+
+    def relative(uri: str) -> str:
+        return os.path.relpath(store.local_path(uri), here)
+
+    return {
+        "packs": {"train": relative(packs["train"]["uri"])},
+        "vocabulary": {
+            name: {
+                "rows": table["rows"],
+                "capacity": table["capacity"],
+                "fallbacks": table["fallbacks"],
+                "path": relative(store.join(words["uri"], f"{name}.arrow")),
+            }
+            for name, table in described.items()
+        },
+        "vocabulary_version": words["version"],
+        "parent": relative(night.parent.checkpoint) if night.parent else None,
+        "output": relative(output),
+        "config": {name: resolved[name] for name in ("model", "train", "pack", "sequences")},
+        "fingerprint": identity,
+        "seed": night.seed,
+        "device": "auto",
+        "resume": night.force != "train",
+    }
+
+
+def run_training(
+    run: Path, progress: Callable[[dict[str, Any]], None] | None, *, timeout_seconds: float | None = None
+) -> None:
+    """Run `python -m gr_core.train RUN.json` and wait; the child ends when this process does.
+
+    The child's stdin is a pipe that nobody writes to: it closes with this process, also after kill -9, and the child
+    takes that as its end (case A9), so that no orphan trains beside the next attempt.
+
+    Raises:
+        TrainingError: The child stopped, or ran too long; its own words, or its exit status.
+    """
+    command = [sys.executable, "-m", "gr_core.train", str(run), "--exit-with-stdin"]
+    said: dict[str, Any] = {}
+    log = run.with_name("train.log")
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
+        watchdog = threading.Timer(timeout_seconds or threading.TIMEOUT_MAX, child.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            for line in _json_lines(child.stdout or []):
+                said = line
+                if line.get("event") == "progress" and progress is not None:
+                    progress(line)
+            status = child.wait()
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            watchdog.cancel()
+    if status == 0 and said.get("event") == "done":
+        return
+    if said.get("event") == "error":
+        raise TrainingError(said["message"], where=said.get("where"))
+    last = log.read_text().strip().rpartition("\n")[2]
+    raise TrainingError(f"training ended with status {status}; the last line of its log: {last}", where=str(log))
+
+
+def _json_lines(stream: Any) -> Iterator[dict[str, Any]]:
+    for line in stream:
+        if line.startswith("{"):
+            yield json.loads(line)

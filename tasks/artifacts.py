@@ -1,0 +1,28 @@
+"""What the Prefect UI shows of a night: its counts and metrics as a table, and a link to the MLflow run."""
+
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_table_artifact
+
+
+def publish_night(status: dict[str, Any], link: str | None) -> None:
+    """Publish a finished night's numbers as artifacts of the current flow run.
+
+    Args:
+        status: The night's object as in `daybreak status --json`.
+        link: URI of the night's MLflow run, if it has one.
+    """
+    rows = [{"figure": key, "value": str(status[key])} for key in ("state", "gate", "version", "parent")]
+    rows += [{"figure": f"rows {key}", "value": str(value)} for key, value in status["rows"].items()]
+    rows += [
+        {"figure": key, "value": str(status[key])}
+        for key in ("due_events", "supervised_events", "holdout_events", "new_events", "late_events")
+    ]
+    for action, metrics in status["next_day"].items():
+        rows += [{"figure": f"next_day {key} {action}", "value": str(value)} for key, value in metrics.items()]
+    rows += [{"figure": f"seconds {key}", "value": str(value)} for key, value in status["seconds"].items()]
+    create_table_artifact(
+        table=rows, key="night", description=f"Night {status['date']}: {'; '.join(status['reasons'])}"
+    )
+    if link:
+        create_link_artifact(link=link, link_text=f"MLflow run of {status['date']}", key="mlflow-run")

@@ -1,0 +1,211 @@
+"""The nightly flow on a tiny feed: three nights, re-runs, retries, and what the day of a run is."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.tiny as tiny
+from flows.nightly import nightly
+from flows.scheduling import day_before
+from gr_core.lake.journal import Journal, champion, nights
+from gr_core.stages import judging, training
+
+pytestmark = [
+    pytest.mark.prefect,
+    pytest.mark.usefixtures("prefect_server"),
+    pytest.mark.filterwarnings(
+        "default"
+    ),  # a whole night runs MLflow, pandas and SQLAlchemy, with deprecations of theirs
+]
+
+
+def digest_of(home: Path) -> str:
+    """Return a digest of every file of a home's nights and lake: name, bytes and modification time."""
+    folders = [home / name for name in ("nights", "lake", "mlartifacts")]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+    lines = [f"{path} {path.stat().st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def flow_runs() -> list[Any]:
+    """Return all flow runs that the server knows."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return list(client.read_flow_runs())
+
+
+def artifacts_of(run_id: uuid.UUID) -> list[Any]:
+    """Return the artifacts of a flow run."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+    wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+    with get_client(sync_client=True) as client:
+        return list(client.read_artifacts(artifact_filter=wanted))
+
+
+@pytest.fixture(scope="module")
+def three_nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[dict[str, Any]]]:
+    """Run three nights once; returns config, home and the nights."""
+    folder = tmp_path_factory.mktemp("three")
+    config = tiny.make(folder)
+    home = folder / "home"
+    days = [tiny.FIRST_DAY + timedelta(days=n) for n in range(3)]
+    return config, home, [nightly(config=str(config), date=day, home=str(home)) for day in days]
+
+
+def test_three_nights_add_up_and_each_starts_from_the_champion(
+    three_nights: tuple[Path, Path, list[dict[str, Any]]],
+) -> None:
+    """Rows and events add up, versions rise, every night warm-starts from the champion of its time."""
+    _, home, ran = three_nights
+    entries = Journal(str(home / "lake" / "journal")).entries()
+
+    for night in ran:
+        rows = night["rows"]
+        assert rows["read"] == tiny.ROWS_A_DAY + 3
+        assert rows["read"] == sum(rows[k] for k in ("committed", "duplicates", "quarantined", "forgotten"))
+        assert night["due_events"] == night["supervised_events"] + night["holdout_events"]
+        assert night["state"] == "completed"
+    assert [night["version"] for night in ran] == [1, 2, 3]
+    assert ran[0]["new_events"] == ran[0]["rows"]["committed"]
+    promoted = [night["version"] for night in ran if night["gate"] == "promoted"]
+    chosen = champion(entries)
+    assert chosen is not None
+    assert chosen.version == promoted[-1]
+    assert ran[0]["parent"] is None
+    assert ran[2]["parent"] == max((v for v in promoted if v < 3), default=None)
+    assert ran[1]["next_day"]["click"]["count"] > 0
+
+
+def test_the_prefect_run_shows_its_day_and_figures(three_nights: tuple[Path, Path, list[dict[str, Any]]]) -> None:
+    """A run is named by its day and carries the table, the training progress and the link to MLflow."""
+    del three_nights
+
+    run = next(run for run in flow_runs() if run.name == f"nightly {tiny.FIRST_DAY}")
+    found = {artifact.key: artifact for artifact in artifacts_of(run.id)}
+
+    assert {"night", "training", "mlflow-run"} <= set(found)
+    assert found["training"].data == 100.0
+    assert "rows committed" in str(found["night"].data)
+
+
+def test_a_finished_night_changes_nothing(three_nights: tuple[Path, Path, list[dict[str, Any]]]) -> None:
+    """Running a finished night again returns it as it was and touches no file."""
+    config, home, ran = three_nights
+    before = digest_of(home)
+
+    again = nightly(config=str(config), date=tiny.FIRST_DAY, home=str(home))
+
+    assert again == ran[0]
+    assert digest_of(home) == before
+
+
+def test_a_retried_flow_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When register fails once, the flow's retry trains nothing again and logs one MLflow run (case A1)."""
+    config = tiny.make(tmp_path, days=1)
+    home = tmp_path / "home"
+    trained: list[Path] = []
+    real_training, real_store = training.run_training, judging.model_store
+
+    def counted(run: Path, *arguments: Any, **named: Any) -> None:
+        trained.append(run)
+        real_training(run, *arguments, **named)
+
+    monkeypatch.setattr(training, "run_training", counted)
+    failures = iter([RuntimeError("registry is away")])
+
+    def store_that_fails_once(night: Any, settings: Any) -> Any:
+        for error in failures:
+            raise error
+        return real_store(night, settings)
+
+    monkeypatch.setattr(judging, "model_store", store_that_fails_once)
+
+    night = nightly.with_options(retries=1)(config=str(config), date=tiny.FIRST_DAY, home=str(home))
+
+    assert len(trained) == 1
+    assert night["state"] == "completed"
+    assert night["attempts"] == 2
+    entries = Journal(str(home / "lake" / "journal")).entries()
+    assert [entry.kind for entry in entries].count("registered") == 1
+    assert nights(entries)[str(tiny.FIRST_DAY)].is_finished
+
+
+def test_a_forced_stage_stands_beside_the_result_and_has_its_digest(
+    three_nights: tuple[Path, Path, list[dict[str, Any]]],
+) -> None:
+    """`--force train` of a finished night trains from its pinned parent again: equal digest, result untouched (F12)."""
+    config, home, _ = three_nights
+    day = tiny.FIRST_DAY + timedelta(days=1)
+    before = (home / "nights" / str(day) / "checkpoint" / "state.json").read_bytes()
+
+    forced = nightly(config=str(config), date=day, home=str(home), force="train")
+
+    assert forced["forced"]["equal"] is True
+    assert (home / "nights" / str(day) / "checkpoint" / "state.json").read_bytes() == before
+
+
+def test_the_day_comes_from_the_scheduled_start_in_the_lakes_zone() -> None:
+    """Late or repeated runs keep their day; the zone decides which day it is (case A4)."""
+    start = datetime(2025, 6, 2, 3, tzinfo=UTC)
+
+    assert str(day_before(start, "UTC")) == "2025-06-01"
+    assert str(day_before(start, "America/New_York")) == "2025-05-31"
+
+
+def test_a_late_run_and_its_rerun_keep_the_scheduled_day(tmp_path: Path) -> None:
+    """A run scheduled for 03:00, executed a day later and run again days after, is about the same day (case A4)."""
+    from prefect.client.orchestration import get_client
+    from prefect.context import FlowRunContext
+    from prefect.flow_engine import run_flow
+    from prefect.states import Scheduled
+
+    config = tiny.make(tmp_path, days=1)
+    when = datetime(tiny.FIRST_DAY.year, tiny.FIRST_DAY.month, tiny.FIRST_DAY.day, 3, tzinfo=UTC) + timedelta(days=1)
+    parameters = {"config": str(config), "home": str(tmp_path / "home")}
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(nightly, parameters=parameters, state=Scheduled(scheduled_time=when))
+
+    first = run_flow(nightly, flow_run=run, parameters=parameters)
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Scheduled(scheduled_time=when + timedelta(days=3)), force=True)
+        again = client.read_flow_run(run.id)
+    second = run_flow(nightly, flow_run=again, parameters=parameters)
+
+    assert FlowRunContext.get() is None
+    assert first["date"] == second["date"] == str(tiny.FIRST_DAY)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run.id).name == f"nightly {tiny.FIRST_DAY}"
+
+
+@pytest.mark.parametrize("bad", ["2025-02-30", "June", "2025-06-01T03:00:00+02:00"])
+def test_a_date_that_is_none_is_rejected_before_anything_is_written(tmp_path: Path, bad: str) -> None:
+    """The form's date must be a date (case A14)."""
+    from prefect.exceptions import ParameterTypeError
+
+    config = tiny.make(tmp_path, days=1)
+
+    with pytest.raises(ParameterTypeError):
+        nightly(config=str(config), date=bad, home=str(tmp_path / "home"))
+
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_empty_date_is_yesterday(tmp_path: Path) -> None:
+    """`{}` and `{"date": null}` both mean the day before the scheduled start (case A14)."""
+    yesterday = day_before(datetime.now(UTC), "UTC")
+    config = tiny.make(tmp_path, days=0)
+    tiny.write_day(tmp_path / "raw", yesterday)
+
+    one = nightly(config=str(config), home=str(tmp_path / "one"))
+    two = nightly(config=str(config), home=str(tmp_path / "one"), date=None)
+
+    assert one["date"] == two["date"] == str(yesterday)
