@@ -136,7 +136,7 @@ def repeat_stage(night: Night) -> dict[str, Any]:
             again = build_bucket.map(unmapped(night), unmapped(ingested), every).result()
             pairs = list(zip(buckets, again, strict=True))
         case "pack":
-            pairs = [(p, write_pack(night, ingested, buckets, words, role)) for role, p in packs.items()]
+            pairs = [(packs[role], write_pack(night, ingested, buckets, words, role)) for role in data.ROLES]
         case "train":
             pairs = [(train(kept, packs, words), train(night, packs, words))]
         case _:

@@ -16,9 +16,8 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with store.directory(uri) as path:
         (path / "index.json").write_text("old")
 
-    with pytest.raises(RuntimeError, match="half way"), store.directory(uri) as path:
-        (path / "index.json").write_text("new")
-        raise RuntimeError("half way")
+    with pytest.raises(RuntimeError, match="half way"):
+        _write_half(uri)
 
     assert (tmp_path / "packs" / "train" / "index.json").read_text() == "old"
     assert [p.name for p in (tmp_path / "packs").iterdir()] == ["train"]
@@ -62,3 +61,9 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
     assert store.read_json(uri) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def _write_half(uri: str) -> None:
+    with store.directory(uri) as path:
+        (path / "index.json").write_text("new")
+        raise RuntimeError("half way")
