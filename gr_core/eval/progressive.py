@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gr_core.eval.metrics import ScoredRows, evaluate, metric_keys, supervised_bits
+from gr_core.eval.metrics import KEYS, ScoredRows, evaluate, metric_keys, supervised_bits
 from gr_core.refs import NEVER
 
 
@@ -24,7 +24,8 @@ def next_day_metrics(
     Args:
         scored: The new events with the model's logits; N rows.
         newest_supervised_us: Action -> newest shown_at supervised along the model's lineage; an action that is
-            absent was never supervised, so all its events are next_day.
+            absent was never supervised: its events are next_day and counted, but its logits mean nothing, so its
+            metrics are None.
         action_names: All A action names in bit order.
         supervised: Mask of the supervised actions.
 
@@ -42,8 +43,11 @@ def next_day_metrics(
         is_late = time <= newest_supervised_us.get(name, NEVER)
         late |= np.where(is_late, known & (1 << bit), 0).astype(known.dtype)
     fresh = known & ~late
+    next_day = evaluate(scored.labels, fresh, scored.logits, action_names, supervised)
+    for name in next_day.keys() - newest_supervised_us.keys():
+        next_day[name] = {**next_day[name], **dict.fromkeys(KEYS)}
     return {
-        "next_day": evaluate(scored.labels, fresh, scored.logits, action_names, supervised),
+        "next_day": next_day,
         "late": evaluate(scored.labels, late, scored.logits, action_names, supervised),
         "new_events": int(np.count_nonzero(known & mask)),
         "late_events": int(np.count_nonzero(late)),

@@ -23,7 +23,7 @@ from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Journal, champion, nights, previous
 from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.report.status import build_status, night_object
+from gr_core.report.status import STALE_DAYS, build_status, night_object
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +311,9 @@ def finished(home: str, key: str) -> dict[str, Any] | None:
 
 def status(config: Config, home: str, today: Date, running: str | None = None) -> dict[str, Any]:
     """Return the object of `daybreak status --json`."""
-    return build_status(Journal(store.join(home, "lake", "journal")).entries(), today=today, running=running)
+    entries = Journal(store.join(home, "lake", "journal")).entries()
+    stale_days = None if config.source.world else STALE_DAYS  # an embedded world's days are not the calendar's
+    return build_status(entries, today=today, running=running, stale_days=stale_days)
 
 
 def next_day(config: Config, home: str) -> Date:

@@ -35,11 +35,12 @@ def test_each_action_has_its_own_split():
     assert (found["new_events"], found["late_events"]) == (2, 1)
 
 
-def test_an_action_never_supervised_has_no_late_events():
-    """Without an entry for the action, everything is the future to the model."""
-    found = next_day_metrics(rows([1], [0], [5], [[0.0]]), {}, ["click"], 1)
+def test_an_action_never_supervised_is_counted_but_not_measured():
+    """Without an entry for the action everything is the future to the model, and its untrained logits are no score."""
+    found = next_day_metrics(rows([1, 1], [0, 1], [5, 6], [[0.0], [1.0]]), {}, ["click"], 1)
 
-    assert (found["late_events"], found["next_day"]["click"]["count"]) == (0, 1)
+    assert (found["late_events"], found["next_day"]["click"]["count"]) == (0, 2)
+    assert (found["next_day"]["click"]["auc"], found["next_day"]["click"]["ne"]) == (None, None)
 
 
 def test_every_new_action_counts_exactly_once():
