@@ -107,6 +107,11 @@ class Night:
             normalize=run.train.normalize,
             one_bucket=index["layout"] == "padded",
         )
+        logger.info(
+            "attention path: length-bucketed SDPA over segments on %s%s",
+            self.device,
+            ", one bucket a batch (pack.layout = padded)" if self.builder.one_bucket else "",
+        )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)
         self.dense = DenseOptimizer(self.model, run.train)
