@@ -1,0 +1,82 @@
+"""What a benchmark prints: figures with goals, the conditions they were measured under (design section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Column, Table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One measured figure."""
+
+    value: float | None
+    """None where it is not defined; misses every goal."""
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+    baseline: float | None = None
+
+    @property
+    def goal(self) -> float | None:
+        """The bound, whichever side it is on."""
+        return self.at_least if self.at_least is not None else self.at_most
+
+    @property
+    def is_missed(self) -> bool:
+        """Tell whether there is a goal and the value does not reach it."""
+        if self.goal is None:
+            return False
+        if self.value is None:
+            return True
+        return self.value < self.goal if self.at_least is not None else self.value > self.goal
+
+
+@dataclass(kw_only=True, slots=True)
+class Report:
+    """Figures and conditions, as they are measured."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self, *, enforce: bool = True) -> dict[str, Any]:
+        """Return the benchmark's one object (design section 7); without `enforce` no figure has a goal."""
+        figures = {
+            name: {
+                "value": figure.value,
+                "goal": figure.goal if enforce else None,
+                "baseline": figure.baseline,
+                "unit": figure.unit,
+            }
+            for name, figure in self.figures.items()
+        }
+        sides = {
+            name: "at least" if figure.at_least is not None else "at most"
+            for name, figure in self.figures.items()
+            if figure.goal is not None and enforce
+        }
+        return {"figures": figures, "conditions": {**self.conditions, "goals": sides}}
+
+    def missed(self) -> list[str]:
+        """Return the names of the figures that miss their goal."""
+        return [name for name, figure in self.figures.items() if figure.is_missed]
+
+
+def table_of(report: Report, *, enforce: bool = True) -> Table:
+    """Return the figures as a table for a terminal."""
+    table = Table(Column("figure", overflow="fold"), "value", "goal", "baseline", "unit")
+    for name, figure in report.figures.items():
+        side = ">=" if figure.at_least is not None else "<="
+        goal = f"{side} {figure.goal:g}" if enforce and figure.goal is not None else ""
+        mark = " missed" if enforce and figure.is_missed else ""
+        table.add_row(name, text_of(figure.value), goal + mark, text_of(figure.baseline), figure.unit)
+    return table
+
+
+def text_of(value: float | None) -> str:
+    """Return a figure with four decimals, a large one with one; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
