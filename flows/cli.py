@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 from rich.console import Console
 
+from flows.servers import end_orphaned_servers
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.errors import DaybreakError, UsageError
@@ -122,13 +123,18 @@ def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Da
         sys.stderr.write(f"night {key} is already running; this start ends\n")
         return {"date": key, "state": "running", "reasons": [f"night {key} is already running; this start ends"]}
     data.preflight(settings, home, day)
-    prepare_tools(home)
+    _prepare(home)
     from flows.nightly import nightly
 
     result: Any = nightly(
         config=options.config, date=day, parent=options.parent, force=options.force, home=home, overrides=options.set
     )
     return dict(result)
+
+
+def _prepare(home: str) -> None:
+    """Make ready for Prefect: its state in the home, and no server left behind there by a killed run."""
+    end_orphaned_servers(prepare_tools(home))
 
 
 def _next_nights(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
@@ -150,7 +156,7 @@ def _backfill(options: argparse.Namespace, settings: Config, home: str) -> tuple
     open_days = [day for day in days if judging.finished(home, day.isoformat()) is None]
     if open_days:
         data.preflight(settings, home, open_days[0])
-        prepare_tools(home)
+        _prepare(home)
         from flows.backfill import backfill
 
         backfill(start=options.start, end=options.end, config=options.config, home=home, overrides=options.set)
