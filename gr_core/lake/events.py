@@ -45,16 +45,28 @@ class _Plan:
     labels_changed: int
 
 
+class _Table(DeltaTable):
+    """A table whose files Polars finds: it takes their names as paths, deltalake tells them percent-encoded."""
+
+    def file_uris(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Return plain paths where local; other URIs as they are."""
+        return [store.delta_file(uri) for uri in super().file_uris(*args, **kwargs)]
+
+
 class EventTable:
     """A handle without state: every call looks at the table as it is now.
 
     Args:
         uri: The table; the quarantine lies beside it.
         config: The run's config; its `lake` must be the one the table was made with.
+
+    Raises:
+        UsageError: The path has characters that Delta Lake cannot have in it.
     """
 
     def __init__(self, uri: str, config: Config) -> None:
         self.uri = uri.rstrip("/")
+        self._table_uri = store.delta_uri(self.uri)
         self.config = config
         self.quarantine_uri = store.join(self.uri.rsplit("/", 1)[0], "quarantine")
 
@@ -178,7 +190,7 @@ class EventTable:
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         try:
-            table = DeltaTable(self.uri, version=version)
+            table = _Table(self._table_uri, version=version)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -220,7 +232,7 @@ class EventTable:
             return table
         try:
             DeltaTable.create(
-                self.uri,
+                self._table_uri,
                 event_schema(source.action_names, source.side_features),
                 mode="ignore",
                 partition_by=["bucket"],

@@ -99,10 +99,14 @@ class Journal:
     Args:
         uri: Directory of the Delta table; it is created by the first append, never by reading.
         storage_options: Passed to deltalake (endpoint and credentials of an object store).
+
+    Raises:
+        UsageError: The path has characters that Delta Lake cannot have in it.
     """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
+        self._table_uri = store.delta_uri(uri)
         self._options = dict(storage_options) if storage_options else None
 
     def entries(self) -> list[Entry]:
@@ -168,16 +172,16 @@ class Journal:
 
     def _load(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self._table_uri, storage_options=self._options)
         except TableNotFoundError:
             return None
 
     def _create(self) -> DeltaTable:
         try:
-            return DeltaTable.create(self.uri, schema=SCHEMA, storage_options=self._options)
+            return DeltaTable.create(self._table_uri, schema=SCHEMA, storage_options=self._options)
         except DeltaError:
             # Another process was faster; where it was not, loading names the real trouble.
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self._table_uri, storage_options=self._options)
 
     def _compact(self, table: DeltaTable, seq: int) -> None:
         """Merge the small files now and then; contents and order stay, and losing a race is no loss."""
@@ -202,7 +206,7 @@ def _commit(table: DeltaTable, entry: Entry, text: str) -> bool:
 
 def _read(table: DeltaTable) -> list[Entry]:
     # Not to_pyarrow_table(): with many files its reader threads abort the interpreter at exit (deltalake 1.6.6).
-    files = [pq.ParquetFile(pa.BufferReader(store.read_bytes(uri))) for uri in table.file_uris()]
+    files = [pq.ParquetFile(pa.BufferReader(store.read_bytes(store.delta_file(uri)))) for uri in table.file_uris()]
     rows = [row for file in files for row in file.read(use_threads=False).to_pylist()]
     rows.sort(key=lambda row: row["seq"])
     return [Entry(**{**row, "payload": json.loads(row["payload"])}) for row in rows]

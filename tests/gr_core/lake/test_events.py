@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 
 from gr_core.config import Config, load_config, parse_config
 from gr_core.data.contract import Batch, polars_schema, read_day
-from gr_core.errors import ConfigError, FormatError
+from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.hashing import bucket_of, is_holdout
 from gr_core.lake import quarantine
 from gr_core.lake.events import EventTable
@@ -375,3 +375,20 @@ def test_kuairand_counts(root: Path, tmp_path: Path) -> None:
     assert commits[1].rows == Rows(read=14911, committed=14652, duplicates=259)
     assert commits[1].updated == 3
     assert [((day & (1 << bit)) != 0).sum() for bit in range(3)] == [6495, 4633, 260]
+
+
+@pytest.mark.parametrize("name", ["a b", "é漢", "50%", "a*b", "a:b"])
+def test_homes_of_any_name(tmp_path: Path, name: str) -> None:
+    """Spaces, other alphabets, % * and : in a home's path: rows are written there, merged, read and quarantined."""
+    config = make_config()
+    events = table(tmp_path / name, config)
+    events.ingest("n1", batch(config, event("a", actions=0), event("b", "w"), bad=1), parent=None)
+    events.ingest("n2", batch(config, event("a", actions=CLICK)), parent=None)
+    rows = events.read(events.delta_version())
+
+    assert rows.select("event_id", "actions").rows() == [("a", CLICK), ("b", 0)]
+    assert events.read(events.delta_version(), users=["w"])["event_id"].to_list() == ["b"]
+    assert events.quarantine(1).height == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with pytest.raises(UsageError, match="may not contain '%20'"):
+        table(tmp_path / "a%20b", config)

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +125,23 @@ def test_importing_the_journal_pulls_no_heavy_library(root: Path):
         ).stdout.strip()
         == "[]"
     )
+
+
+@pytest.mark.parametrize("name", ["a b", "é漢", "50%", "a*b", "a:b"])
+@pytest.mark.parametrize("form", [str, Path.as_uri])
+def test_homes_of_any_name(tmp_path: Path, name: str, form: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch):
+    """Spaces, other alphabets, % * and : in a home's path: entries are written there, merged and read back."""
+    monkeypatch.setattr(journal_module, "_MAX_FILES", 2)
+    journal = Journal(form(tmp_path / name / "journal"))
+    for n in range(3):
+        journal.append("attempt", "2025-06-01", {"n": n}, at_us=n)
+
+    assert [entry.payload["n"] for entry in journal.entries()] == [0, 1, 2]
+    assert [name] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_home_that_delta_cannot_have_is_refused(tmp_path: Path):
+    """A literal %20 would be read as a space in another folder: refused by name before anything is written."""
+    with pytest.raises(UsageError, match="may not contain '%20'"):
+        Journal(str(tmp_path / "a%20b" / "journal"))
+    assert not list(tmp_path.iterdir())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from gr_core.errors import UsageError
 from gr_core.lake import store
+
+HOMES = ["a b", "é漢", "x#y", "x?y", "a%20b", "50%", "a[b]c*"]
 
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -67,3 +70,54 @@ def _write_half(uri: str) -> None:
     with store.directory(uri) as path:
         (path / "index.json").write_text("new")
         raise RuntimeError("half way")
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_file_uris_are_percent_decoded_and_paths_are_not(tmp_path: Path, name: str) -> None:
+    """A file:// URI and the path that it encodes are one file; a path's own % stays as it is."""
+    path = tmp_path / name / "a.json"
+    store.write_json(str(path), 1)
+    store.write_json(path.as_uri(), 2)
+
+    assert path.read_text() == "2\n"
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert store.local_path(path.as_uri()) == path
+    assert store.exists(path.as_uri())
+
+
+@pytest.mark.parametrize("name", ["a%20b", "x#y", "x?y", "k=v", "a[b]", "a|b", "a^b", "a\\b", "a\nb"])
+def test_a_home_that_no_delta_table_can_have_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """What deltalake would panic on, or keep elsewhere, is one error that names the path."""
+    with pytest.raises(UsageError, match="home's path may not contain") as caught:
+        store.delta_uri(str(tmp_path / name / "events"))
+
+    assert name in caught.value.message
+    assert store.delta_uri("s3://bucket/a=b") == "s3://bucket/a=b"
+
+
+def test_a_place_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    """Where a part of the path is a file, both ways of writing name the place and the remedy."""
+    (tmp_path / "home").write_text("a file")
+    uri = str(tmp_path / "home" / "packs" / "train")
+
+    with pytest.raises(UsageError, match=r"home/packs/train cannot be written.*--home"):
+        store.write_bytes(uri, b"")
+    with pytest.raises(UsageError, match=r"home/packs/train cannot be written.*--home"), store.directory(uri):
+        pass
+
+
+def test_a_read_only_place_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder or file system that may only be read says so; errors of the block itself pass as they are."""
+    uri = str(tmp_path / "a")
+    with pytest.raises(PermissionError, match="not the store's"), store.directory(uri):
+        raise PermissionError(errno.EACCES, "not the store's")
+
+    def refuse(**_options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with pytest.raises(UsageError, match="Read-only file system"):
+        store.write_bytes(uri, b"")
+    with pytest.raises(UsageError, match="Read-only file system"), store.directory(uri):
+        pass
