@@ -11,11 +11,17 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from gr_core.lake import store
+
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.02  # a look at the lock, and the moment between taking it and writing one's name, are far shorter
 
 
 def _lock_path(home: str) -> Path:
@@ -26,22 +32,26 @@ def _lock_path(home: str) -> Path:
 
 @contextlib.contextmanager
 def night_lock(home: str, night: str) -> Iterator[str | None]:
-    """Try to take the home's lock for a night, without waiting.
+    """Try to take the home's lock for a night, without waiting for another night to end.
 
     Yields:
         None when taken (it is freed at the end of the block or of the process); else the night of its holder.
+
+    Raises:
+        UsageError: Nothing can be written in this home.
     """
     path = _lock_path(home)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield _holder(path) or "unknown"
+    with contextlib.ExitStack() as stack:
+        with store.writable(home):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = stack.enter_context(path.open("a+"))
+        holder = _blocked(stream, path, fcntl.LOCK_EX)
+        if holder is not None:
+            yield holder
             return
         stream.seek(0)
         stream.truncate()
-        stream.write(json.dumps({"night": night, "pid": os.getpid()}))
+        stream.write(json.dumps({"night": night, "pid": os.getpid(), "host": socket.gethostname()}))
         stream.flush()
         try:
             yield None
@@ -56,15 +66,30 @@ def running_night(home: str) -> str | None:
     if not path.exists():
         return None
     with path.open("r") as stream:
+        # shared: a look never keeps a night, or another look, from the lock
+        return _blocked(stream, path, fcntl.LOCK_SH)
+
+
+def _blocked(stream: IO[str], path: Path, kind: int) -> str | None:
+    """Take a lock file; where a live process keeps it through all attempts, return the night it wrote."""
+    for _ in range(_ATTEMPTS):
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _holder(path) or "unknown"
-    return None
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return None
+    return _holder(path) or "unknown"
 
 
 def _holder(path: Path) -> str | None:
+    """Return the night in a lock file; None where its writer is dead or has not written yet."""
     try:
-        return str(json.loads(path.read_text())["night"])
+        told = json.loads(path.read_text())
+        if told.get("host") == socket.gethostname():
+            os.kill(int(told["pid"]), 0)
+        return str(told["night"])
+    except PermissionError:
+        return str(told["night"])  # alive, and another user's
     except (ValueError, KeyError, OSError):
-        return None  # between the taking and the writing of the name
+        return None
