@@ -46,9 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
         value, status = options.run(options, settings, home)
     except DaybreakError as error:
         return _report(error, error.exit_code, where=error.where, as_json="--json" in words)
-    except KeyboardInterrupt:
-        return _report(RuntimeError("interrupted"), FAILED, where=None, as_json="--json" in words)
-    except Exception as error:  # noqa: BLE001 -- the contract is one object, also for a fault of ours
+    except (KeyboardInterrupt, GeneratorExit):
+        return _report(
+            DaybreakError("interrupted; run it again to go on"), FAILED, where=None, as_json="--json" in words
+        )
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 -- one object also for a fault of ours, and for Prefect's signal of SIGTERM
         return _report(error, FAILED, where=None, as_json="--json" in words)
     _show(options, value, home)
     return int(status)
@@ -63,7 +67,7 @@ def _report(error: BaseException, status: int, *, where: str | None, as_json: bo
 
 
 def _parser() -> Parser:
-    common = Parser(add_help=False)
+    common = Parser(add_help=False, allow_abbrev=False)
     common.add_argument("--config", default="conf/world.toml", help="TOML config (default: the embedded world)")
     common.add_argument("--home", help="where state lives (default: DAYBREAK_HOME, else .daybreak/<name>)")
     common.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a dotted config key")
@@ -71,23 +75,34 @@ def _parser() -> Parser:
     parser = Parser(prog="daybreak", description="A nightly training pipeline for generative recommenders")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    night = commands.add_parser("nightly", parents=[common], help="one night: raw events to a gated model")
+    night = commands.add_parser(
+        "nightly", parents=[common], allow_abbrev=False, help="one night: raw events to a gated model"
+    )
     night.add_argument("--date", type=_day, help="lake day YYYY-MM-DD (default: yesterday in the lake's zone)")
     night.add_argument("--next", type=int, metavar="N", help="the next N days after the newest night")
-    night.add_argument("--parent", type=int, metavar="V", help="start from this version, as a separate attempt")
-    night.add_argument("--force", metavar="STAGE", help="repeat a stage of a finished night and compare digests")
+    night.add_argument("--parent", type=_version, metavar="V", help="start from this version, as a separate attempt")
+    night.add_argument(
+        "--force",
+        metavar="STAGE",
+        choices=("sequences", "pack", "train", "evaluate"),
+        help="repeat a stage of a finished night and compare digests",
+    )
     night.set_defaults(run=_nightly)
 
-    many = commands.add_parser("backfill", parents=[common], help="nights of a range of days, oldest first")
+    many = commands.add_parser(
+        "backfill", parents=[common], allow_abbrev=False, help="nights of a range of days, oldest first"
+    )
     many.add_argument("--start", type=_day, required=True)
     many.add_argument("--end", type=_day, required=True)
     many.set_defaults(run=_backfill)
 
-    status = commands.add_parser("status", parents=[common], help="nights, champion and findings")
+    status = commands.add_parser("status", parents=[common], allow_abbrev=False, help="nights, champion and findings")
     status.set_defaults(run=_status)
 
     config = commands.add_parser("config", help="the resolved config")
-    show = config.add_subparsers(required=True, metavar="ACTION").add_parser("show", parents=[common])
+    show = config.add_subparsers(required=True, metavar="ACTION").add_parser(
+        "show", parents=[common], allow_abbrev=False
+    )
     show.set_defaults(run=_config_show)
     return parser
 
@@ -97,6 +112,12 @@ def _day(text: str) -> Date:
         return Date.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"a day is written YYYY-MM-DD, got {text!r} ({error})", where="date") from error
+
+
+def _version(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"a version is a number from 1 on, got {text!r}", where="version")
+    return int(text)
 
 
 def _nightly(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
@@ -112,10 +133,10 @@ def _nightly(options: argparse.Namespace, settings: Config, home: str) -> tuple[
 def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Date) -> dict[str, Any]:
     """Run a night unless it is finished or already running; bad input ends it before Prefect starts."""
     from gr_core.night import night_key
-    from gr_core.stages import data, judging
+    from gr_core.stages import data, outcome
 
     key = night_key(day, options.parent)
-    done = judging.finished(home, key)
+    done = outcome.finished(home, key)
     if done is not None and options.force is None:
         sys.stderr.write(f"night {key} is finished ({done['state']}, {done['gate']}); nothing to do\n")
         return done
@@ -138,11 +159,11 @@ def _prepare(home: str) -> None:
 
 
 def _next_nights(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
-    from gr_core.stages import judging
+    from gr_core.stages import outcome
 
     nights = []
     for _ in range(options.next):
-        day = judging.next_day(settings, home)
+        day = outcome.next_day(settings, home)
         nights.append(_one_night(options, settings, home, day))
     return {"nights": nights}, exit_status(nights[-1])
 
@@ -150,25 +171,26 @@ def _next_nights(options: argparse.Namespace, settings: Config, home: str) -> tu
 def _backfill(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     if options.end < options.start:
         raise UsageError(f"--end {options.end} lies before --start {options.start}; swap them", where="end")
-    from gr_core.stages import data, judging
+    from gr_core.stages import data, outcome
 
     days = [options.start + timedelta(days=n) for n in range((options.end - options.start).days + 1)]
-    open_days = [day for day in days if judging.finished(home, day.isoformat()) is None]
+    open_days = [day for day in days if outcome.finished(home, day.isoformat()) is None]
     if open_days:
         data.preflight(settings, home, open_days[0])
         _prepare(home)
         from flows.backfill import backfill
 
         backfill(start=options.start, end=options.end, config=options.config, home=home, overrides=options.set)
-    nights = [judging.finished(home, day.isoformat()) or {"date": day.isoformat(), "state": "running"} for day in days]
+    nights = [outcome.finished(home, day.isoformat()) or {"date": day.isoformat(), "state": "running"} for day in days]
     return {"nights": nights}, exit_status(nights[-1])
 
 
 def _status(_options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
-    from gr_core.stages import judging
+    from gr_core.stages import outcome
 
     today = datetime.now(ZoneInfo(settings.lake.zone)).date()
-    return judging.status(settings, home, today, running=running_night(home)), DONE
+    now_us = round(datetime.now(ZoneInfo("UTC")).timestamp() * 1e6)
+    return outcome.status(settings, home, today, now_us=now_us, running=running_night(home)), DONE
 
 
 def _config_show(_options: argparse.Namespace, settings: Config, _home: str) -> tuple[dict[str, Any], int]:

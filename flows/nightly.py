@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from datetime import date as Date
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -22,7 +22,7 @@ from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import FORCEABLE, Night, night_key, open_night
-from gr_core.stages import data, judging
+from gr_core.stages import data, judging, outcome
 from tasks.artifacts import publish_night
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -32,6 +32,8 @@ from tasks.register import register
 from tasks.sequences import build_bucket
 from tasks.train import train
 from tasks.vocabulary import grow_vocabulary
+
+Mode = Annotated[Literal["nightly", "backfill"], Field(description="How the night is recorded; leave as it is")]
 
 logger = logging.getLogger("gr_core.flows")
 
@@ -45,7 +47,7 @@ ParentVersion = Annotated[
     int | None, Field(description="Start from this registered version instead of the champion, as a separate attempt")
 ]
 Force = Annotated[
-    str | None,
+    Literal["sequences", "pack", "train", "evaluate"] | None,
     Field(description="Repeat one stage of a finished night beside its result: " + ", ".join(FORCEABLE)),
 ]
 HomeUri = Annotated[str | None, Field(description="URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>")]
@@ -60,7 +62,7 @@ def nightly(
     force: Force = None,
     home: HomeUri = None,
     overrides: Overrides = [],  # noqa: B006 -- Prefect copies parameters
-    mode: str = "nightly",
+    mode: Mode = "nightly",
 ) -> dict[str, Any] | State[Any]:
     """Take one day of raw events to a gated, registered model, warm-started from the champion."""
     settings = load_config(config, overrides)
@@ -85,7 +87,7 @@ def run_night(
     settings: Config, home: str, day: Date, *, parent: int | None, force: str | None, mode: str
 ) -> dict[str, Any]:
     """Open the night and run what is missing of it; a finished one is returned as it is."""
-    done = judging.finished(home, night_key(day, parent))
+    done = outcome.finished(home, night_key(day, parent))
     if done is not None and force is None:
         logger.info("night %s is finished (%s); nothing to do", day, done["gate"])
         return done
@@ -100,7 +102,7 @@ def run_night(
         judging.fail(night, error)
         raise
     publish_night(status, status.get("mlflow"))
-    return judging.finished(home, night.key) or status
+    return outcome.finished(home, night.key) or status
 
 
 def run_stages(night: Night) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def run_stages(night: Night) -> dict[str, Any]:
     wait([training, evaluation])
     trained, evaluated = training.result(), evaluation.result()
     version = register(night, ingested, trained, evaluated, words)
-    decision = gate(night, version, trained, packs["holdout"], words)
+    decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
     results |= {"pack": list(packs.values()), "train": trained, "evaluate": evaluated}
     return judging.finish(night, results | {"register": version, "gate": decision})
 

@@ -43,6 +43,11 @@ def fingerprint(value: Any) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
+def short(digest: str) -> str:
+    """Return the first twelve hex digits of a "sha256:..." fingerprint, for names a person reads."""
+    return digest.removeprefix("sha256:")[:12]
+
+
 def file_sha256(path: Path) -> str:
     """Return the hex SHA-256 of a local file, read in chunks."""
     with path.open("rb") as stream:

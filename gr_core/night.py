@@ -204,8 +204,8 @@ def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at
         return replace(night, finished=True)
     difference = config_difference(pinned.config, night.config)
     if night.parent is not None:
-        _refuse_change(pinned.config, night.config, ("model", "vocabulary"))
-    payload = {"fingerprint": config.fingerprint(), "difference": difference}
+        _refuse_full_retrain(_parent_config(journal.entries(), night.parent.version), night.config)
+    payload = {"fingerprint": config.fingerprint(), "difference": difference, "config": night.config}
     journal.append("attempt", record.key, payload, at_us=at_us)
     logger.info("night %s taken up again, attempt %d, config difference %s", record.key, night.attempt, difference)
     return night
@@ -239,10 +239,11 @@ def _check_lake(config: Config, entries: list[Entry]) -> None:
             "another home with --home",
             where=f"lake.{key}",
         )
-    names = [action["name"] for action in first.payload["config"]["source"]["actions"]]
+    lists = [[a["name"] for a in e.payload["config"]["source"]["actions"]] for e in entries if "config" in e.payload]
+    names = max(lists, key=len)
     if config.source.action_names[: len(names)] != names:
         raise ConfigError(
-            f"source.actions is append only: it began with {names}, got {config.source.action_names}; "
+            f"source.actions is append only: it is {names}, got {config.source.action_names}; "
             "set the order back and add new actions at the end",
             where="source.actions",
         )
@@ -259,22 +260,43 @@ def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
             "choose a later date, or an older parent with --parent",
             where=night.date,
         )
-    for entry in reversed(entries):
-        if entry.kind == "registered" and entry.payload["version"] == parent.version:
-            _refuse_change(entry.payload["config"], config.resolved(), ("model", "vocabulary"))
-            return
+    _refuse_full_retrain(_parent_config(entries, parent.version), config.resolved())
 
 
-def _refuse_change(was: dict[str, Any], now: dict[str, Any], sections: tuple[str, ...]) -> None:
-    for section in sections:
+def _refuse_full_retrain(was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse a config whose model, vocabulary or list of actions differs from the parent's."""
+    for section in ("model", "vocabulary"):
         difference = config_difference(was[section], now[section])
         if difference:
             key, (old, new) = next(iter(difference.items()))
-            raise ConfigError(
-                f"{section}.{key} must equal the parent's: it is {old!r}, got {new!r}; changing it is a full "
-                "retrain, so set it back or start another home with --home",
-                where=f"{section}.{key}",
-            )
+            _refuse(f"{section}.{key}", old, new)
+    actions = [[(a["name"], a["supervise"]) for a in config["source"]["actions"]] for config in (was, now)]
+    if actions[0] != actions[1]:
+        _refuse("source.actions", *([f"{name} (supervise = {on})".lower() for name, on in part] for part in actions))
+
+
+def _refuse(key: str, old: Any, new: Any) -> None:
+    raise ConfigError(
+        f"{key} must equal the parent's: it is {old!r}, got {new!r}; changing it is a full retrain, so set it back or "
+        "start another home with --home",
+        where=key,
+    )
+
+
+def _parent_config(entries: list[Entry], version: int) -> dict[str, Any]:
+    """Return the resolved config that a registered version was trained with."""
+    found = (e.payload for e in reversed(entries) if e.kind == "registered" and e.payload["version"] == version)
+    return dict(next(found)["config"])
+
+
+def _manifest(uri: str) -> dict[str, Any] | None:
+    """Return a manifest; None where it is absent or damaged, so that the stage is done again."""
+    try:
+        manifest = store.read_json(uri)
+    except (FileNotFoundError, ValueError):
+        return None
+    whole = isinstance(manifest, dict) and {"fingerprint", "result"} <= manifest.keys()
+    return manifest if whole else None
 
 
 def config_difference(was: Any, now: Any, prefix: str = "") -> dict[str, list[Any]]:
@@ -287,8 +309,19 @@ def config_difference(was: Any, now: Any, prefix: str = "") -> dict[str, list[An
     return {} if was == now else {prefix: [was, now]}
 
 
+def stage_fingerprint(name: str, identity: Any) -> str:
+    """Return the fingerprint of a stage's output: its name, its format, and whatever the result depends on."""
+    return fingerprint({"stage": name, "format": STAGE_FORMAT[name], "identity": identity})
+
+
 def run_stage(
-    night: Night, name: str, identity: Any, work: Callable[[], dict[str, Any]], *, part: str = ""
+    night: Night,
+    name: str,
+    identity: Any,
+    work: Callable[[], dict[str, Any]],
+    *,
+    part: str = "",
+    intact: Callable[[dict[str, Any]], bool] = lambda _result: True,
 ) -> dict[str, Any]:
     """Return a stage's finished manifest, or do the work and write it; a finished night's manifests always stand.
 
@@ -298,17 +331,26 @@ def run_stage(
         identity: Whatever the result depends on: digests of inputs and the stage's own config (JSON values).
         work: Does the stage; returns its result as JSON values.
         part: Distinguishes several manifests of one stage (a bucket, a role).
+        intact: Tells whether a result's output is still there and undamaged; if not, it is made again.
 
     Returns:
         The result, with `seconds` (wall time of the run that made it) and `reused`.
+
+    Raises:
+        UsageError: The night is finished and never had this stage.
     """
-    wanted = fingerprint({"stage": name, "format": STAGE_FORMAT[name], "identity": identity})
+    wanted = stage_fingerprint(name, identity)
     uri = night.uri(name, "manifests", f"{name}{'-' if part else ''}{part}.json")
-    if night.force != name and store.exists(uri):
-        manifest = store.read_json(uri)
-        if night.finished or manifest["fingerprint"] == wanted:
-            logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
-            return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
+    manifest = _manifest(uri) if night.force != name else None
+    if night.finished and night.force != name:
+        if manifest is None:
+            raise UsageError(f"night {night.key} finished without stage {name}; there is nothing to repeat", where=name)
+        return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
+    if manifest is not None and manifest["fingerprint"] == wanted and intact(manifest["result"]):
+        logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
+        return {**manifest["result"], "fingerprint": wanted, "reused": True}
+    # The work replaces the output: the old manifest must not outlive it (a kill in between would pair them wrongly).
+    store.remove(uri)
     started = time.perf_counter()
     try:
         result = work()

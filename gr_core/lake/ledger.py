@@ -60,8 +60,8 @@ class NightRecord:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether the night belongs to the main line: nightly or backfill, no experiment."""
-        return self.experiment is None and self.mode in MAIN_MODES
+        """Tell whether the night belongs to the main line: nightly or backfill, no experiment, no named parent."""
+        return self.experiment is None and self.mode in MAIN_MODES and self.key == self.date
 
     @property
     def opened(self) -> dict[str, Any]:
@@ -215,9 +215,12 @@ def versions(entries: Iterable[Entry]) -> dict[int, Version]:
 def _champions(entries: Sequence[Entry]) -> list[Champion]:
     """Return the stack of champions, the present one last: a promotion pushes, a rollback pops down to its version."""
     known = versions(entries)
+    last = {entry.night: entry.seq for entry in entries if entry.kind == "decided"}
     stack: list[Champion] = []
     for entry in entries:
         payload = entry.payload
+        if entry.kind == "decided" and last[entry.night] != entry.seq:
+            continue  # the night was redone before it finished, and decided again
         is_move = entry.kind in ("promoted", "rollback")
         if not is_move and not (entry.kind == "decided" and payload["decision"] == "promote"):
             continue

@@ -13,11 +13,12 @@ import polars as pl
 from gr_core.config import Config
 from gr_core.config import VocabularyTable as VocabularyRule
 from gr_core.data import contract, due, packfile, packing, sequences, vocabulary
-from gr_core.hashing import file_sha256, fingerprint, is_holdout
+from gr_core.errors import ConfigError, FormatError
+from gr_core.hashing import file_sha256, fingerprint, is_holdout, short
 from gr_core.lake import source, store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import bound_nights_ago, finished_bounds
-from gr_core.night import Night, resolve_root, run_stage
+from gr_core.night import Night, resolve_root, run_stage, stage_fingerprint
 from gr_core.refs import Bound, PackRef
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ Role = Literal["train", "next_day", "holdout"]
 ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
 BOOTSTRAP = "bootstrap"
 US = 1_000_000
+DEEP_CHECK_BYTES = 256 * 2**20  # larger days are not read twice: damage inside a file then shows at ingestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +88,11 @@ def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
     An embedded world writes its missing files first: they are the source, not the state.
 
     Raises:
-        DataContractError: A missing day, an unreadable file, a missing or mistyped column.
+        DataContractError: A missing day, an unreadable file, a missing or mistyped column. Days up to
+            DEEP_CHECK_BYTES are read whole, so that damage inside a file is found here too.
+        ConfigError: A setting that this release cannot honour.
     """
+    _check_supported(config)
     config = resolve_root(config, home)
     if config.source.world is not None:
         from gr_core.data import synthetic
@@ -95,7 +100,30 @@ def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
         synthetic.ensure_day(store.local_path(config.source.root), config.source.world, day)
     table = EventTable(store.join(home, "lake", "events"), config)
     first = config.source.feed("bootstrap") is not None and table.find(BOOTSTRAP) is None
-    return source.preflight(config, day, bootstrap=first)
+    files = source.preflight(config, day, bootstrap=first)
+    feed = config.source.feed("events")
+    if (
+        feed is not None
+        and table.find(day.isoformat()) is None
+        and sum(file.size for file in files) <= DEEP_CHECK_BYTES
+    ):
+        contract.read_day(config, day, files, feed=feed)
+    return files
+
+
+def _check_supported(config: Config) -> None:
+    """Refuse settings that this release cannot honour, before anything is written."""
+    if config.attention.require == "fa3":
+        raise ConfigError(
+            "attention.require = 'fa3': no FlashAttention 3 path runs on this machine, attention is length-bucketed SDPA; "
+            "set attention.require = 'none'",
+            where="attention.require",
+        )
+    if config.pack.tokens != "targets":
+        raise ConfigError(
+            f"pack.tokens = {config.pack.tokens!r} cannot be trained by this release; set pack.tokens = 'targets'",
+            where="pack.tokens",
+        )
 
 
 def ingest(night: Night) -> dict[str, Any]:
@@ -201,10 +229,35 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
             for name, frame in vocabulary.count_ids(fresh, config.model.features, config.vocabulary).items():
                 frame.write_ipc(path / f"{name}.counts.arrow", compression="uncompressed")
         counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
-        digest = fingerprint([file_sha256(p) for p in sorted(store.local_path(folder).iterdir())])
-        return {"uri": folder, "counts": counts, "digest": digest}
+        return {"uri": folder, "counts": counts, "digest": _folder_digest(folder)}
 
-    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}")
+    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=_bucket_intact)
+
+
+def _folder_digest(uri: str) -> str:
+    folder = store.local_path(uri)
+    return fingerprint([file_sha256(path) for path in sorted(folder.iterdir())] if folder.is_dir() else None)
+
+
+def _bucket_intact(part: dict[str, Any]) -> bool:
+    return bool(_folder_digest(part["uri"]) == part["digest"])
+
+
+def _vocabulary_intact(words: dict[str, Any]) -> bool:
+    try:
+        return vocabulary.load(store.local_path(words["uri"])).version == str(words["version"])
+    except (FormatError, OSError, ValueError):
+        return False
+
+
+def _pack_intact(pack: dict[str, Any]) -> bool:
+    folder = store.local_path(pack["uri"])
+    try:
+        index = store.read_json(store.join(pack["uri"], packfile.INDEX_FILE))
+        found = {name: file_sha256(folder / name) for name in index["sha256"]}
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(found == index["sha256"] and fingerprint(found) == pack["digest"])
 
 
 def due_scope(night: Night, ingested: dict[str, Any]) -> DueScope:
@@ -241,7 +294,7 @@ def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, An
         "buckets": [_part_identity(part) for part in buckets],
         "rules": {name: rule.model_dump() for name, rule in rules.items()},
     }
-    folder = night.uri("vocabulary", "vocabulary")
+    folder = night.uri("vocabulary", f"vocabulary-{short(stage_fingerprint('vocabulary', identity))}")
 
     def work() -> dict[str, Any]:
         parent = None
@@ -258,7 +311,7 @@ def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, An
             vocabulary.save(grown, path)
         return {"uri": folder, "version": grown.version, "rows": {n: t.rows for n, t in grown.tables.items()}}
 
-    return run_stage(night, "vocabulary", identity, work)
+    return run_stage(night, "vocabulary", identity, work, intact=_vocabulary_intact)
 
 
 def _part_identity(part: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +321,24 @@ def _part_identity(part: dict[str, Any]) -> dict[str, Any]:
 def write_pack(
     night: Night, ingested: dict[str, Any], buckets: list[dict[str, Any]], words: dict[str, Any], role: Role
 ) -> dict[str, Any]:
-    """Write one role's pack: the buckets' segments, encoded and batched.
+    """Write one role's pack: the buckets' segments, encoded by the night's own vocabulary and batched.
+
+    Returns:
+        The PackRef as JSON.
+    """
+    return encode_pack(night, ingested, buckets, words, role, name=role)
+
+
+def encode_pack(
+    night: Night,
+    ingested: dict[str, Any],
+    buckets: list[dict[str, Any]],
+    words: dict[str, Any],
+    role: Role,
+    *,
+    name: str,
+) -> dict[str, Any]:
+    """Write one role's pack with a vocabulary (uri, version), which need not be the night's own.
 
     Returns:
         The PackRef as JSON.
@@ -282,7 +352,7 @@ def write_pack(
         "seed": night.seed,
         "role": role,
     }
-    folder = night.uri("pack", "packs", role)
+    folder = night.uri("pack", "packs", name)
 
     def work() -> dict[str, Any]:
         table = vocabulary.load(store.local_path(words["uri"]))
@@ -315,7 +385,7 @@ def write_pack(
             digest=fingerprint(index["sha256"]),
         ).to_json()
 
-    return run_stage(night, "pack", identity, work, part=role)
+    return run_stage(night, "pack", identity, work, part=name, intact=_pack_intact)
 
 
 def _read_sequences(folder: Path, role: str) -> sequences.Sequences:

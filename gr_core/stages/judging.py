@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date as Date
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -14,16 +12,17 @@ import polars as pl
 
 from gr_core import environment
 from gr_core.config import Config
-from gr_core.errors import UsageError
+from gr_core.data import vocabulary
+from gr_core.errors import FormatError, UsageError
 from gr_core.eval import gate as gates
 from gr_core.eval import metrics, progressive, scoring
 from gr_core.hashing import fingerprint, is_holdout
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
-from gr_core.lake.journal import Journal, champion, nights, previous
+from gr_core.lake.journal import Champion, Entry, champion, nights, previous
 from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.report.status import STALE_DAYS, build_status, night_object
+from gr_core.stages import data
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +52,14 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
         return progressive.next_day_metrics(scored, newest, names, supervised)
 
     return run_stage(night, "evaluate", identity, work)
+
+
+def registered(entries: Sequence[Entry], version: int) -> dict[str, Any]:
+    """Return the journal's payload of a registered version; UsageError where there is none."""
+    for entry in reversed(entries):
+        if entry.kind == "registered" and entry.payload["version"] == version:
+            return dict(entry.payload)
+    raise UsageError(f"version {version} is not in the journal", where="version")
 
 
 def score(
@@ -92,10 +99,13 @@ def register(
         version and the URI of the night's run.
     """
     config = night.settings
-    identity = {"checkpoint": trained["digest"], "night": night.key}
+    journal = night.journal
+    identity = {"checkpoint": trained["digest"], "uri": trained["uri"], "night": night.key}
 
     def work() -> dict[str, Any]:
         models = model_store(night, config)
+        models.close_dead(keep=night.key)
+        repair_aliases(night, models)
         run = models.start_night(night.key, params=_parameters(config), tags=_tags(night, ingested))
         models.log_dataset(run, night.table_uri, ingested["bound"], ingested["rows"])
         child = models.child(run, "train")
@@ -108,10 +118,10 @@ def register(
         version = models.register(
             run, store.local_path(trained["uri"]), night=night.key, tags={"digest": trained["digest"]}
         )
+        _refuse_reused_number(journal.entries(), version, trained["digest"])
         return {"version": version, "mlflow": models.link(run)}
 
     result = run_stage(night, "register", identity, work)
-    journal = night.journal
     if all(e.kind != "registered" or e.payload["version"] != result["version"] for e in journal.entries()):
         payload = {
             "version": result["version"],
@@ -126,65 +136,123 @@ def register(
     return result
 
 
+def _refuse_reused_number(entries: Sequence[Entry], version: int, digest: str) -> None:
+    """Refuse a registry that counts anew: its numbers would name other models than the journal's."""
+    for entry in entries:
+        if entry.kind == "registered" and entry.payload["version"] == version and entry.payload["digest"] != digest:
+            raise FormatError(
+                f"the model registry gave version {version} again, which the journal knows as the model of "
+                f"{entry.payload['date']}: its database was lost or replaced; restore it (mlflow.db in the home), or "
+                "name the one that nights were registered in with MLFLOW_TRACKING_URI",
+                where=f"version {version}",
+            )
+
+
 def gate(
-    night: Night, version: dict[str, Any], trained: dict[str, Any], pack: dict[str, Any], words: dict[str, Any]
+    night: Night,
+    version: dict[str, Any],
+    trained: dict[str, Any],
+    pack: dict[str, Any],
+    words: dict[str, Any],
+    ingested: dict[str, Any],
+    buckets: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Judge the challenger against the champion on the same holdout rows, and write the decision to the journal.
+
+    A champion that is not this night's parent numbers its ids differently, so its rows are encoded by its own
+    vocabulary; both are compared event by event.
 
     Returns:
         gate (promoted | held), reasons, figures, and the challenger's holdout metrics.
     """
     config = night.settings
     journal = night.journal
-    entries = journal.entries()
+    # An earlier decision of this unfinished night is being made again: it does not judge itself.
+    entries = [e for e in journal.entries() if e.kind != "decided" or e.night != night.key]
     standing = champion(entries)
     identity = {
         "version": version["version"],
         "pack": pack["digest"],
         "gate": config.resolved()["gate"],
+        "champion": standing.version if standing else None,
     }
 
     def work() -> dict[str, Any]:
         challenger = score(night, trained["uri"], pack, words, num_threads=2)
-        rival = None
-        if standing is not None:
-            rival = score(night, standing.checkpoint, pack, words, num_threads=2)
+        rival = score_champion(night, standing, pack, words, ingested, buckets) if standing else None
+        if rival is not None:
+            rival = _aligned(rival, challenger)
         names = config.source.action_names
         bit = names.index(config.gate.action)
         known = np.flatnonzero(challenger.label_known >> bit & 1)
         judged = [challenger.event_ids[row] for row in known.tolist()]
-        baseline = smoothed_counts(night, config, trained, judged) if rival is None else None
         decision = gates.decide(
             gates.Scores.of(rival, bit) if rival else None,
             gates.Scores.of(challenger, bit),
             config.gate,
             challenger_date=night.date,
             champion_date=standing.date if standing else None,
-            baseline=baseline,
+            baseline=smoothed_counts(night, config, trained, judged) if rival is None else None,
             seed=night.seed,
-        )
-        holdout = metrics.evaluate(
-            challenger.labels, challenger.label_known, challenger.logits, names, config.source.supervised_mask
         )
         return {
             "gate": "promoted" if decision.promote else "held",
             "reasons": list(decision.reasons),
             "figures": decision.figures,
-            "holdout": holdout,
+            "holdout": metrics.evaluate(
+                challenger.labels, challenger.label_known, challenger.logits, names, config.source.supervised_mask
+            ),
             "champion": standing.version if standing else None,
         }
 
     result = run_stage(night, "gate", identity, work)
-    if all(e.kind != "decided" or e.night != night.key for e in journal.entries()):
-        payload = {
-            "decision": "promote" if result["gate"] == "promoted" else "hold",
-            "reasons": result["reasons"],
-            "version": version["version"],
-            "previous": result["champion"],
-            "figures": result["figures"],
-        }
+    payload = {
+        "decision": "promote" if result["gate"] == "promoted" else "hold",
+        "reasons": result["reasons"],
+        "version": version["version"],
+        "previous": result["champion"],
+        "figures": result["figures"],
+    }
+    own = [e.payload for e in journal.entries() if e.kind == "decided" and e.night == night.key]
+    if not own or any(own[-1][key] != payload[key] for key in ("decision", "version")):
         journal.append("decided", night.key, payload, at_us=night.at_us)
     return result
+
+
+def score_champion(
+    night: Night,
+    standing: Champion,
+    pack: dict[str, Any],
+    words: dict[str, Any],
+    ingested: dict[str, Any],
+    buckets: list[dict[str, Any]],
+) -> scoring.Scored:
+    """Score the holdout by the champion: on the night's pack where it is the parent, else on its own encoding of it."""
+    if night.parent is not None and night.parent.version == standing.version:
+        return score(night, standing.checkpoint, pack, words, num_threads=2)
+    payload = registered(night.journal.entries(), standing.version)
+    own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_path(payload["vocabulary"])).version}
+    name = f"holdout-version-{standing.version}"
+    rows = data.encode_pack(night, ingested, buckets, own, "holdout", name=name)
+    return score(night, standing.checkpoint, rows, own, num_threads=2)
+
+
+def _aligned(rival: scoring.Scored, challenger: scoring.Scored) -> scoring.Scored:
+    """Return the champion's scores in the challenger's row order; equal row sets get equal digests."""
+    place = {event: row for row, event in enumerate(rival.event_ids)}
+    if len(place) != len(challenger.event_ids) or any(event not in place for event in challenger.event_ids):
+        return rival  # other rows: the digests differ, and the gate holds and says so
+    order = np.array([place[event] for event in challenger.event_ids], np.int64)
+    return replace(
+        rival,
+        logits=rival.logits[order],
+        labels=rival.labels[order],
+        label_known=rival.label_known[order],
+        time=rival.time[order],
+        users=[rival.users[row] for row in order.tolist()],
+        event_ids=list(challenger.event_ids),
+        digest=challenger.digest,
+    )
 
 
 def smoothed_counts(night: Night, config: Config, trained: dict[str, Any], event_ids: Sequence[str]) -> Any:
@@ -221,35 +289,37 @@ def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:
     """
     config = night.settings
     status = _status_object(night, config, results)
-    journal = night.journal
-    journal.append(
-        "finished",
-        night.key,
-        {"state": status["state"], "bound": results["ingest"]["bound"], "status": status},
-        at_us=night.at_us,
-    )
     if "register" in results:
         models = model_store(night, config)
         run = models.start_night(night.key, params={}, tags={})
-        models.log(
-            run,
-            metrics.metric_keys("holdout", results["gate"]["holdout"])
-            | {f"perf/seconds/{k}": v for k, v in status["seconds"].items()},
-        )
+        seconds = {f"perf/seconds/{stage}": value for stage, value in status["seconds"].items()}
+        models.log(run, metrics.metric_keys("holdout", results["gate"]["holdout"]) | seconds)
         models.tag(run, {"gate": status["gate"], "reasons": "; ".join(status["reasons"])})
-        models.finish(run, "FINISHED")
         repair_aliases(night, models)
+        models.finish(run, "FINISHED")
+    # Last: a night that died before this is finished again, and MLflow with it.
+    payload = {"state": status["state"], "bound": results["ingest"]["bound"], "status": status}
+    night.journal.append("finished", night.key, payload, at_us=night.at_us)
     return status
 
 
 def repair_aliases(night: Night, models: MlflowStore) -> None:
-    """Set the registry's aliases to what the journal says."""
+    """Set the registry's aliases to what the journal says; a version that the registry lost is left out, loudly."""
     entries = night.journal.entries()
     chosen, before = champion(entries), previous(entries)
     newest = next((e.payload["version"] for e in reversed(entries) if e.kind == "registered"), None)
-    models.repair(
-        champion=chosen.version if chosen else None, previous=before.version if before else None, challenger=newest
-    )
+    wanted = {
+        "champion": chosen.version if chosen else None,
+        "previous": before.version if before else None,
+        "challenger": newest,
+    }
+    for alias, version in wanted.items():
+        try:
+            _ = models.version(version) if version is not None else None
+        except UsageError:
+            logger.warning("the registry has no version %s, the journal's %s; the alias is left out", version, alias)
+            wanted[alias] = None
+    models.repair(**wanted)
 
 
 def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dict[str, Any]:
@@ -301,35 +371,6 @@ def result_digest(result: dict[str, Any]) -> str:
     ignored = ("seconds", "reused", "fingerprint")
     values = {key: value for key, value in result.items() if key not in ignored}
     return str(result.get("digest") or fingerprint(values))
-
-
-def finished(home: str, key: str) -> dict[str, Any] | None:
-    """Return a finished night's object, or None when it has not finished; reads the journal alone."""
-    record = nights(Journal(store.join(home, "lake", "journal")).entries()).get(key)
-    return night_object(record) if record is not None and record.is_finished else None
-
-
-def status(config: Config, home: str, today: Date, running: str | None = None) -> dict[str, Any]:
-    """Return the object of `daybreak status --json`."""
-    entries = Journal(store.join(home, "lake", "journal")).entries()
-    stale_days = None if config.source.world else STALE_DAYS  # an embedded world's days are not the calendar's
-    return build_status(entries, today=today, running=running, stale_days=stale_days)
-
-
-def next_day(config: Config, home: str) -> Date:
-    """Return the day after the newest night, the newest itself while it is unfinished, or the world's first day.
-
-    Raises:
-        UsageError: There is no night yet, and the source is no embedded world.
-    """
-    records = nights(Journal(store.join(home, "lake", "journal")).entries())
-    plain = [record for key, record in records.items() if key == record.date]
-    if plain:
-        newest = max(plain, key=lambda record: record.date)
-        return Date.fromisoformat(newest.date) + timedelta(days=int(newest.is_finished))
-    if config.source.world is None:
-        raise UsageError("--next needs a night to count from; run the first with --date YYYY-MM-DD", where="next")
-    return config.source.world.start
 
 
 def _parameters(config: Config) -> dict[str, Any]:

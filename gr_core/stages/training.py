@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gr_core.errors import TrainingError
-from gr_core.hashing import fingerprint
+from gr_core.errors import FormatError, TrainingError
+from gr_core.hashing import short
 from gr_core.lake import store
-from gr_core.night import Night, run_stage
+from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, CheckpointRef
+from gr_core.train.state import verify
 
 
 def train(
@@ -44,11 +45,13 @@ def train(
         "train": config.resolved()["train"],
         "seed": night.seed,
     }
-    folder = night.uri("train", "checkpoint")
+    wanted = stage_fingerprint("train", identity)
+    # Named by what made it: another config's training never overwrites a checkpoint that may be registered by now.
+    folder = night.uri("train", f"checkpoint-{short(wanted)}")
 
     def work() -> dict[str, Any]:
         run = night.uri("train", "RUN.json")
-        store.write_json(run, _run_file(night, packs, words, folder, fingerprint(identity)))
+        store.write_json(run, _run_file(night, packs, words, folder, wanted))
         run_training(store.local_path(run), progress, timeout_seconds=config.nightly.stage_timeout_seconds)
         state = store.read_json(store.join(folder, "state.json"))
         bound = Bound.from_json(state["watermark"])
@@ -59,7 +62,17 @@ def train(
             "newest_supervised_us": state["newest_supervised_us"],
         }
 
-    return run_stage(night, "train", identity, work)
+    return run_stage(night, "train", identity, work, intact=checkpoint_intact)
+
+
+def checkpoint_intact(trained: dict[str, Any]) -> bool:
+    """Tell whether a training's checkpoint is complete, undamaged, and the one that the result describes."""
+    try:
+        verify(store.local_path(trained["uri"]))
+        state = store.read_json(store.join(trained["uri"], "state.json"))
+    except (FormatError, FileNotFoundError, ValueError):
+        return False
+    return bool(state["digest"] == trained["digest"])
 
 
 def _run_file(night: Night, packs: dict[str, Any], words: dict[str, Any], output: str, identity: str) -> dict[str, Any]:

@@ -106,8 +106,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a checkpoint's tensors by name, and its state.
 
     Raises:
-        FormatError: As `read_state`; or no tensors.
+        FormatError: As `verify`; or no tensors. A damaged checkpoint is never trained on or scored with.
     """
+    verify(path)
     state = read_state(path)
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):

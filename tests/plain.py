@@ -1,0 +1,51 @@
+"""The stages of a night in the flow's order, without Prefect; it can stop anywhere, as a killed process would."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from gr_core.config import load_config
+from gr_core.night import Night, open_night
+from gr_core.stages import data, judging, training
+
+STAGES = ("ingest", "sequences", "vocabulary", "pack", "train", "evaluate", "register", "gate", "finish")
+
+
+def run(
+    config: Path, home: Path, day: date, *overrides: str, stop_after: str = "finish", parent: int | None = None
+) -> tuple[Night, dict[str, Any]]:
+    """Open and run a night up to a stage; returns the night and every stage's result."""
+    settings = load_config(config, list(overrides))
+    data.preflight(settings, str(home), day)
+    night = open_night(settings, str(home), day, at_us=1, parent_version=parent)
+    done: dict[str, Any] = {}
+    stages = STAGES[: STAGES.index(stop_after) + 1]
+    for stage in stages:
+        done[stage] = _one(night, stage, done)
+    return night, done
+
+
+def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR0911 -- one return a stage
+    match stage:
+        case "ingest":
+            return data.ingest(night)
+        case "sequences":
+            return [data.build_bucket(night, done["ingest"], b) for b in range(night.settings.lake.num_buckets)]
+        case "vocabulary":
+            return data.grow_vocabulary(night, done["sequences"])
+        case "pack":
+            rest = (done["ingest"], done["sequences"], done["vocabulary"])
+            return {role: data.write_pack(night, *rest, role) for role in data.ROLES}
+        case "train":
+            return training.train(night, done["pack"], done["vocabulary"])
+        case "evaluate":
+            return judging.evaluate(night, done["pack"]["next_day"], done["vocabulary"])
+        case "register":
+            return judging.register(night, done["ingest"], done["train"], done["evaluate"], done["vocabulary"])
+        case "gate":
+            rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
+            return judging.gate(night, done["register"], done["train"], *rest)
+        case _:
+            return judging.finish(night, {**done, "pack": list(done["pack"].values())})
