@@ -19,9 +19,6 @@ from gr_core.lake.lock import night_lock, running_night
 
 HOLD = """
 import sys, time
-import pytest
-
-from gr_core.errors import UsageError
 from gr_core.lake.lock import night_lock
 with night_lock(sys.argv[1], "2025-06-01") as holder:
     print(holder, flush=True)
