@@ -6,17 +6,29 @@ the dotted name, the rule, the value and the remedy. The descriptions below feed
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from datetime import date as Date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from gr_core.errors import ConfigError
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import ModelConfig
+from gr_core.schema import action_time
 from gr_core.train.settings import TrainConfig
 
 MAX_ACTIONS = 31  # the masks are int32, and bit 31 is the sign
@@ -42,13 +54,37 @@ RESERVED = frozenset(
         "bucket",
     ]
 )
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
+MAX_NAME = 40
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
+
+
+def _delay(value: Any) -> Any:
+    if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
+        raise ValueError("must be a finite number of seconds, at least 0, or SQL over the impression row")
+    return value
+
+
+def _below_root(path: str) -> str:
+    parts = path.split("/")
+    if not path or path.startswith("/") or "://" in path or ".." in parts:
+        raise ValueError(
+            "must be a path below source.root, such as dt={date}/*.parquet: not empty, not absolute, without '..'; "
+            "name another place by source.root"
+        )
+    if any("**" in part and part != "**" for part in parts):
+        raise ValueError("must have ** alone between slashes, such as dt={date}/**/*.parquet")
+    return path
+
+
+Delay = Annotated[float | str, BeforeValidator(_delay)]
+FilePath = Annotated[str, AfterValidator(_below_root)]
 
 
 class Section(BaseModel):
     """A part of the config: frozen, strict about unknown keys, documented by its field strings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class LakeConfig(Section):
@@ -104,7 +140,7 @@ class FeedConfig(Section):
     """The feed's name, used in messages and quarantine."""
     role: Literal["events", "bootstrap", "actions"] = "events"
     """events: impressions; bootstrap: bulk history read once as the first commit; actions: joined by key."""
-    path: str
+    path: FilePath
     """Glob below source.root; {date} stands for the day as YYYY-MM-DD."""
     format: Literal["parquet", "csv", "ndjson"] = "parquet"
     """File format; csv and ndjson may be gzip-compressed (.gz)."""
@@ -124,7 +160,7 @@ class FeedConfig(Section):
     """Key columns of an actions feed, in the order of the events feed's event_key."""
     due: bool = True
     """Bootstrap only. True: supervised by the first night; false: context only."""
-    visibility_delay_seconds: float | str | None = None
+    visibility_delay_seconds: Delay | None = None
     """This feed's own visibility delay; unset: source.visibility_delay_seconds."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Contract column (user_id, item_id, request_id) = SQL over raw columns."""
@@ -159,7 +195,7 @@ class TableConfig(Section):
 
     name: Name
     """The table's name, used in messages."""
-    path: str
+    path: FilePath
     """Path below source.root; with {date}: one snapshot a day, joined as of shown_at."""
     format: Literal["parquet", "csv", "ndjson"] = "parquet"
     """File format."""
@@ -178,7 +214,7 @@ class TableConfig(Section):
 class WorldConfig(Section):
     """The embedded world: a seeded source of raw daily files (gr_core.data.synthetic)."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the world; another seed is another world."""
     start: Date
     """The world's first day."""
@@ -197,7 +233,7 @@ class SourceConfig(Section):
 
     root: str
     """URI or path of the raw files; a relative path is below the working directory."""
-    visibility_delay_seconds: float | str = 0
+    visibility_delay_seconds: Delay = 0
     """From shown_at until the event is history: seconds, or SQL over the impression row."""
     lateness_seconds: int = Field(default=0, ge=0)
     """Added to every attribution window before a label is final."""
@@ -223,7 +259,8 @@ class SourceConfig(Section):
     @model_validator(mode="after")
     def _names(self) -> Self:
         names = [action.name for action in self.actions]
-        for kind, listed in (("actions", names), ("feeds", [f.name for f in self.feeds])):
+        owners = (("feeds", [f.name for f in self.feeds]), ("tables", [t.name for t in self.tables]))
+        for kind, listed in (("actions", names), *owners):
             if len(set(listed)) != len(listed):
                 raise ValueError(f"source.{kind}: a name stands twice in {listed}")
         for feed in self.feeds:
@@ -232,9 +269,15 @@ class SourceConfig(Section):
                 raise ValueError(f"feed {feed.name}: actions {sorted(unknown)} are not in source.actions {names}")
         if sum(feed.role == "events" for feed in self.feeds) != 1:
             raise ValueError("source.feeds must have exactly one feed with role events")
-        bad = RESERVED & set(self.side_features)
-        if bad:
-            raise ValueError(f"side features may not be called {sorted(bad)}: contract columns")
+        for name in names:
+            if action_time(name) in RESERVED:
+                raise ValueError(
+                    f"source.actions: {name} must have another name, {action_time(name)} is a contract column"
+                )
+        sides = [(f"source.feeds[{feed.name}].side", name) for feed in self.feeds for name in feed.side]
+        sides += [(f"source.tables[{table.name}].side", name) for table in self.tables for name in table.side]
+        for key, name in sides:
+            _check_side(f"{key}.{name}", name, names)
         return self
 
     @property
@@ -256,6 +299,21 @@ class SourceConfig(Section):
     def feed(self, role: str) -> FeedConfig | None:
         """Return the first feed with this role."""
         return next((feed for feed in self.feeds if feed.role == role), None)
+
+
+def _check_side(key: str, name: str, actions: list[str]) -> None:
+    """Check a side feature's name, which becomes a column of the event table, a table and a file."""
+    if name.lower() in RESERVED:
+        rule = "may not be a contract column"
+    elif name.lower() in {action_time(action) for action in actions}:
+        rule = "may not be the column of an action's time"
+    elif name.lower() == "seen" or name.lower().endswith("_new"):
+        rule = "may not be seen or end in _new, which joins of the lake use"
+    elif not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME:
+        rule = f"must be lower-case letters, digits and _, first a letter, at most {MAX_NAME} of them"
+    else:
+        return
+    raise ValueError(f"{key}: the name of a side feature {rule}, got {name!r}; give it another name")
 
 
 class SequencesConfig(Section):
@@ -291,7 +349,7 @@ class PackConfig(Section):
     """Tokens a batch and rank."""
     time_window_seconds: int | None = Field(default=None, ge=1)
     """Keys older than this, counted back from the query, are not attended to; unset: no window."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the shuffle of users."""
 
 
@@ -324,14 +382,28 @@ class GateConfig(Section):
     num_resamples: int = Field(default=1000, ge=100)
     """Bootstrap resamples."""
 
+    @field_validator("calibration")
+    @classmethod
+    def _band(cls, band: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < band[0] < band[1]:
+            raise ValueError("must be [low, high] with 0 < low < high, such as [0.8, 1.25]")
+        return band
+
 
 class NightlyConfig(Section):
     """Operation of the nightly run."""
 
-    ready_by: str | None = Field(default=None, pattern=r"^[0-2][0-9]:[0-5][0-9]$")
+    ready_by: str | None = None
     """Local time HH:MM by which the night should be done."""
     stage_timeout_seconds: int = Field(default=3600, ge=1)
     """A stage that runs longer is stopped and retried."""
+
+    @field_validator("ready_by")
+    @classmethod
+    def _clock(cls, time: str | None) -> str | None:
+        if time is not None and not re.fullmatch(r"([01][0-9]|2[0-3]):[0-5][0-9]", time):
+            raise ValueError("must be a time of day from 00:00 to 23:59, such as 06:30")
+        return time
 
 
 class Config(Section):

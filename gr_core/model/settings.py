@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +48,11 @@ class ModelConfig:
             raise ValueError(
                 f"model.width must be a multiple of 2 * model.num_heads, got {self.width} and "
                 f"{self.num_heads}; choose for example width = {32 * max(self.num_heads, 1)}"
+            )
+        if not 0 < self.feedforward_multiple < math.inf:
+            raise ValueError(
+                f"model.feedforward_multiple must be a finite number above 0, got {self.feedforward_multiple}; "
+                "choose for example 2.0"
             )
         if self.num_layers < 1:
             raise ValueError(f"model.num_layers must be at least 1, got {self.num_layers}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -43,17 +44,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check ranges; ValueError names the key, the rule and the value."""
         for name in ("dense_learning_rate", "sparse_learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"train.{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"train.{name} must be a finite number above 0, got {getattr(self, name)}")
         for name in ("warmup_fraction", "final_fraction", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"train.{name} must be in [0, 1], got {getattr(self, name)}")
         for name in ("weight_decay", "clip_norm", "initial_accumulator"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"train.{name} must be at least 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"train.{name} must be a finite number, at least 0, got {getattr(self, name)}")
         for name in ("micro_batches", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
         for action, weight in self.action_weights.items():
-            if not weight >= 0:
-                raise ValueError(f"train.action_weights.{action} must be at least 0, got {weight}")
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"train.action_weights.{action} must be a finite number, at least 0, got {weight}")

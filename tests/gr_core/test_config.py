@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,27 @@ def test_every_shipped_config_loads_and_keeps_its_fingerprint(path: Path) -> Non
         ("vocabulary.colour.min_count=1", ["vocabulary", "colour"]),
         ("model.item_features=['item_id', 'play_time']", ["play_time"]),
         ("name=Bad Name", ["name", "Bad Name"]),
+        ("pack.seed=-1", ["pack.seed", "greater than or equal to 0", "-1"]),
+        ("source.world={start=2025-06-01, seed=-1}", ["source.world.seed", "greater than or equal to 0", "-1"]),
+        (
+            "source.visibility_delay_seconds=-1",
+            ["source.visibility_delay_seconds", "finite", "at least 0", "SQL", "-1"],
+        ),
+        ("source.visibility_delay_seconds=inf", ["source.visibility_delay_seconds", "finite", "inf"]),
+        ("source.visibility_delay_seconds=nan", ["source.visibility_delay_seconds", "finite", "nan"]),
+        ("gate.margin=nan", ["gate.margin", "finite", "nan"]),
+        ("gate.margin=inf", ["gate.margin", "finite", "inf"]),
+        ("gate.calibration=[0.8, inf]", ["gate.calibration", "finite", "inf"]),
+        ("gate.calibration=[1.25, 0.8]", ["gate.calibration", "low < high", "1.25"]),
+        ("gate.calibration=[0.0, 1.2]", ["gate.calibration", "0 < low", "0.0"]),
+        ("train.dense_learning_rate=inf", ["train.dense_learning_rate", "finite", "inf"]),
+        ("train.clip_norm=nan", ["train.clip_norm", "finite", "nan"]),
+        ("train.warmup_fraction=nan", ["train.warmup_fraction", "nan"]),
+        ("train.action_weights.click=inf", ["train.action_weights.click", "finite", "inf"]),
+        ("model.feedforward_multiple=inf", ["model.feedforward_multiple", "finite", "inf"]),
+        ("model.dropout=nan", ["model.dropout", "nan"]),
+        ("nightly.ready_by=24:00", ["nightly.ready_by", "23:59", "24:00"]),
+        ("nightly.ready_by=29:59", ["nightly.ready_by", "23:59", "29:59"]),
         ("pack", ["--set", "pack"]),
         ("source.feeds.path=x", ["source.feeds.path", "list"]),
     ],
@@ -92,3 +114,78 @@ def test_model_and_train_are_plain_dataclasses() -> None:
     assert isinstance(config.train, TrainConfig)
     with pytest.raises(ValueError, match="num_layers"):
         ModelConfig(num_layers=0)
+
+
+@pytest.mark.parametrize("owner", ["feeds", "tables"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("User_ID", "contract column"),
+        ("commit", "contract column"),
+        ("click_at", "action's time"),
+        ("actions_new", "_new"),
+        ("seen", "joins"),
+        ("Genre", "lower-case"),
+        ("a b", "lower-case"),
+        ("../x", "lower-case"),
+        ("x" * 41, "at most 40"),
+        ("", "lower-case"),
+    ],
+)
+def test_a_side_feature_has_a_name_that_columns_and_files_can_have(owner: str, name: str, rule: str) -> None:
+    """In feeds and tables alike: dotted key, rule, value and remedy; nothing that the lake itself names a column."""
+    values = load_config(KUAIRAND).resolved()
+    values["source"][owner][0]["side"][name] = "tab"
+
+    with pytest.raises(ConfigError, match="give it another name") as caught:
+        parse_config(values)
+
+    where = f"source.{owner}[{values['source'][owner][0]['name']}].side.{name}"
+    for word in (where, rule, repr(name)):
+        assert word in caught.value.message, caught.value.message
+
+
+def test_an_action_and_a_table_have_names_of_their_own() -> None:
+    """An action whose time column would be a contract column, and a second table of one name, are refused."""
+    values = load_config(KUAIRAND).resolved()
+    values["source"]["actions"].append({"name": "shown"})
+    with pytest.raises(ConfigError, match="shown_at is a contract column"):
+        parse_config(values)
+
+    values = load_config(KUAIRAND).resolved()
+    values["source"]["tables"].append(values["source"]["tables"][0])
+    with pytest.raises(ConfigError, match=r"source\.tables: a name stands twice"):
+        parse_config(values)
+
+
+@pytest.mark.parametrize("owner", ["feeds", "tables"])
+@pytest.mark.parametrize("path", ["/data/*.parquet", "../x/*", "s3://bucket/*", "", "a/b**/*.parquet"])
+def test_a_path_of_raw_files_lies_below_the_root(owner: str, path: str) -> None:
+    """An absolute path, one that climbs, an empty one and a ** that is no folder are named by their key."""
+    values = load_config(KUAIRAND).resolved()
+    values["source"][owner][0]["path"] = path
+
+    with pytest.raises(ConfigError, match=rf"source\.{owner}\.0\.path: must (be a path below|have \*\* alone)"):
+        parse_config(values)
+
+
+def test_a_delay_may_be_sql_and_a_promise_any_time_of_day() -> None:
+    """What is right stays allowed: SQL text, whole and broken seconds, the first and last minute."""
+    for delay in ("play_time_ms / 1000", 0, 2.5):
+        assert (
+            load_config(KUAIRAND, [f"source.visibility_delay_seconds={delay}"]).source.visibility_delay_seconds == delay
+        )
+    for time in ("00:00", "23:59"):
+        assert load_config(KUAIRAND, [f"nightly.ready_by='{time}'"]).nightly.ready_by == time
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_the_plain_settings_refuse_what_is_not_finite(value: float) -> None:
+    """RUN.json is read without pydantic, and cannot bring an infinite learning rate either."""
+    for name in ("dense_learning_rate", "sparse_learning_rate", "weight_decay", "clip_norm", "initial_accumulator"):
+        with pytest.raises(ValueError, match=f"train.{name} must be"):
+            dataclasses.replace(TrainConfig(), **{name: value})
+    with pytest.raises(ValueError, match=r"train\.action_weights\.click must be a finite"):
+        TrainConfig(action_weights={"click": value})
+    with pytest.raises(ValueError, match=r"model\.feedforward_multiple must be a finite"):
+        ModelConfig(feedforward_multiple=value)
