@@ -18,6 +18,7 @@ from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions
 from gr_core.data.expressions import INSTANT, Wanted
 from gr_core.data.sides import join_tables, not_found
+from gr_core.errors import DataContractError
 from gr_core.hashing import bucket_of
 from gr_core.lake import quarantine, rawfile
 from gr_core.lake.source import SourceFile, feed_schemas
@@ -89,7 +90,8 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
 
     Raises:
         ConfigError: An expression is wrong.
-        DataContractError: A file cannot be read, or lacks or mistypes a column.
+        DataContractError: A file cannot be read, or lacks or mistypes a column; or there are rows, and not one of
+            them keeps the contract.
     """
     own = [file for file in files if file.feed == feed.name]
     values, times = expressions.feed_values(config.source, feed), expressions.feed_times(feed)
@@ -104,6 +106,8 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
     rows = pl.concat(parts)
     rows = join_tables(config, rows, _REASON)
     good = rows.filter(pl.col(_REASON).is_null())
+    if good.is_empty() and not rows.is_empty():
+        raise _nothing_usable(feed, day, own, rows)
     events = _unique(config, good)
     names = pl.Series("file", [file.uri for file in own], dtype=pl.String)
     columns = [name for name in polars_schema(config).names() if name != "commit"]
@@ -124,6 +128,18 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         *(feed.name, day, batch.read, len(own), events.height, batch.duplicates, batch.quarantine.height),
     )
     return batch
+
+
+def _nothing_usable(feed: FeedConfig, day: date, files: list[SourceFile], rows: pl.DataFrame) -> DataContractError:
+    """Say why a day cannot be what its declarations say: committed, it would be an empty day for good."""
+    counts = rows.group_by(_REASON).len().sort("len", _REASON, descending=[True, False]).iter_rows()
+    first = files[rows[_FILE][0]].uri
+    return DataContractError(
+        f"feed {feed.name} of {day}: none of the {rows.height} rows read is usable "
+        f"({', '.join(f'{reason} {count}' for reason, count in counts)}), first file {first}; mend the files, or what "
+        f"source.feeds[{feed.name}] declares of them (shown_at's unit, format and zone, types, ids, side tables)",
+        where=first,
+    )
 
 
 def _empty(config: Config) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from polars.testing import assert_frame_equal
 
 from gr_core.config import Config, parse_config
 from gr_core.data.contract import Batch, read_day
+from gr_core.errors import DataContractError
 from gr_core.lake.merging import lake_day
 from gr_core.lake.source import list_files
 
@@ -283,6 +284,11 @@ def test_a_day_without_files_or_rows_is_an_empty_batch(tmp_path: Path) -> None:
     assert "commit" not in none.events.columns
 
 
+def usable(row: dict[str, Any]) -> bool:
+    """Tell whether a row of the property below keeps the contract."""
+    return None not in (row["id"], row["uid"], row["item"]) and row["ts"] in (ms(NOON), ms(NOON) + 1)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.lists(
@@ -310,6 +316,11 @@ def test_no_row_is_lost_and_order_does_not_matter(
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     write(one, pl.DataFrame(data, schema=schema))
     write(two, pl.DataFrame(shuffled[:cut], schema=schema), pl.DataFrame(shuffled[cut:], schema=schema))
+    if data and not any(usable(row) for row in data):
+        for root in (one, two):
+            with pytest.raises(DataContractError, match=f"none of the {len(data)} rows"):
+                read(make_config(root))
+        return
     first, second = read(make_config(one)), read(make_config(two))
 
     assert first.read == len(data)
@@ -318,3 +329,35 @@ def test_no_row_is_lost_and_order_does_not_matter(
     assert_frame_equal(first.events, second.events)
     told = [batch.quarantine.select("reason", "row").sort("reason", "row") for batch in (first, second)]
     assert_frame_equal(*told)
+
+
+@pytest.mark.parametrize(
+    ("change", "feed", "reason"),
+    [
+        ({}, {"shown_at": {"column": "ts", "unit": "s"}}, "bad_time 2"),
+        ({"uid": None}, {}, "null_user 2"),
+        ({"id": None}, {}, "null_id 2"),
+        ({"ts": ms(NOON + timedelta(days=9))}, {}, "clock_skew 2"),
+    ],
+)
+def test_a_day_without_one_usable_row_is_an_error(
+    tmp_path: Path, change: dict[str, Any], feed: dict[str, Any], reason: str
+) -> None:
+    """A wrong unit or a lost id column never becomes an empty day: feed, day, reasons, first file and remedy are told."""
+    write(tmp_path, rows({}, {}).with_columns(pl.lit(value).cast(pl.Int64).alias(n) for n, value in change.items()))
+
+    with pytest.raises(DataContractError) as caught:
+        read(make_config(tmp_path, feed))
+
+    told = caught.value.message
+    for word in ("feed log of 2025-06-01", "2 rows", reason, "part-0.parquet", "source.feeds[log]", "unit"):
+        assert word in told, told
+    assert caught.value.where == str(tmp_path / f"dt={DAY}" / "part-0.parquet")
+
+
+def test_one_usable_row_is_enough(tmp_path: Path) -> None:
+    """With one good row, also one that others repeat, the rest is quarantined as ever."""
+    write(tmp_path, rows({"id": "a"}, {"id": "a"}, {"uid": None}, {"ts": 5}))
+    batch = read(make_config(tmp_path))
+
+    assert (batch.events.height, batch.duplicates, batch.reasons) == (1, 1, {"bad_time": 1, "null_user": 1})
