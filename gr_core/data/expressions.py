@@ -241,8 +241,9 @@ def _usable(kind: Kind, dtype: pl.DataType) -> bool:
 
 def _present(column: str, key: str, schema: Schema, file: str) -> None:
     if column not in schema:
+        there = sorted(name for name in schema if not name.startswith("\x00"))  # those are the reader's own
         raise DataContractError(
-            f"{file}: column {column} is missing, {key} needs it; the columns there are: {sorted(schema)}",
+            f"{file}: column {column} is missing, {key} needs it; the columns there are: {there}",
             where=file,
         )
 

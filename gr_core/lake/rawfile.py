@@ -6,6 +6,7 @@ types, so that one bad value costs one row and never the file, and nothing is in
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -26,7 +27,7 @@ Format = Literal["parquet", "csv", "ndjson"]
 PROBLEM = "\x00problem"  # per row: null, bad_row (no readable record) or bad_value (a value not of its declared type)
 
 # PanicException: Polars' Rust side gives up on some damaged files that way
-_DAMAGED = (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, UnicodeDecodeError)
+_DAMAGED = (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> dict[str, pl.DataType]:
@@ -45,9 +46,11 @@ def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> d
     declared = _declared(types, key)
     try:
         if form == "parquet":
-            found = {name: normal(dtype) for name, dtype in pl.read_parquet_schema(_open(uri)).items()}
+            # not read_parquet_schema: it takes [ ] * in a name for a glob
+            footer = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False).collect_schema()
+            found = {name: normal(dtype) for name, dtype in footer.items()}
         elif form == "csv":
-            found = dict.fromkeys(_text_frame(uri, form, [], head=1).columns, pl.String())
+            found = dict.fromkeys(_text_frame(uri, form, [], head=1).drop(PROBLEM).columns, pl.String())
         else:
             _text_frame(uri, form, list(declared), head=100)
             found = {}
@@ -105,12 +108,14 @@ def raw_rows(uri: str, form: Format, rows: Sequence[int]) -> list[str]:
     """Return single rows, by place in the file, as JSON text: all the file's columns; unreadable lines as they are."""
     if form == "ndjson":
         lines = _lines(uri)
-        return [lines[row] for row in rows]
+        return [_shown(lines[row]) for row in rows]
+    unread: dict[int, str] = {}
     if form == "csv":
-        frame = _text_frame(uri, form, []).drop(PROBLEM)
+        frame, unread = _csv_frame(uri)
     else:
         frame = pl.read_parquet(_open(uri), hive_partitioning=False, glob=False)
-    return [json.dumps(_plain(row), default=_readable) for row in frame[list(rows)].iter_rows(named=True)]
+    found = zip(rows, frame[list(rows)].iter_rows(named=True), strict=True)
+    return [unread.get(place) or json.dumps(_plain(row), default=_readable) for place, row in found]
 
 
 def _declared(types: Mapping[str, str], key: str) -> dict[str, pl.DataType]:
@@ -132,37 +137,101 @@ def _content(uri: str) -> bytes:
 
 
 def _lines(uri: str) -> list[str]:
-    return [line for line in _content(uri).decode("utf-8", "replace").split("\n") if line.strip()]
+    # bytes that are no UTF-8 become lone surrogates, which cost their line and no other
+    return [line for line in _content(uri).decode("utf-8", "surrogateescape").split("\n") if line.strip()]
+
+
+def _shown(text: str) -> str:
+    """Return text of a file with its bytes that are no UTF-8 written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = None) -> pl.DataFrame:
     """Read csv (all columns where none are named) or ndjson as text columns and PROBLEM."""
     if form == "csv":
-        frame = pl.read_csv(io.BytesIO(_content(uri)), infer_schema=False, columns=columns or None, n_rows=head)
-        return frame.with_columns(pl.lit(None, pl.String).alias(PROBLEM))
+        frame, unread = _csv_frame(uri, head)
+        places = pl.int_range(frame.height, eager=True)
+        told = pl.when(places.is_in(list(unread))).then(pl.lit("bad_row")).alias(PROBLEM)
+        return frame.select(columns or pl.all()).with_columns(told)
     lines = _lines(uri)[:head]
     record = pl.Struct(dict.fromkeys(columns, pl.String()))
-    series = pl.Series("line", lines, dtype=pl.String)
     problem = pl.Series(PROBLEM, [None] * len(lines), dtype=pl.String)
     try:
+        series = pl.Series("line", lines, dtype=pl.String)
         values = series.str.json_decode(record) if columns else series
-    except pl.exceptions.ComputeError:
+    except (pl.exceptions.ComputeError, UnicodeEncodeError):
         # one line that is no JSON object fails them all: find such lines, and keep the rest
         good = [_is_object(line) for line in lines]
+        if columns:
+            tried = _decodable([line if ok else "{}" for line, ok in zip(lines, good, strict=True)], record)
+            good = [ok and decodes for ok, decodes in zip(good, tried, strict=True)]
         if head is not None and not any(good):
             raise
         problem = pl.Series(PROBLEM, [None if ok else "bad_row" for ok in good], dtype=pl.String)
         kept = [line if ok else "{}" for line, ok in zip(lines, good, strict=True)]
-        values = pl.Series("line", kept, dtype=pl.String).str.json_decode(record)
+        series = pl.Series("line", kept, dtype=pl.String)
+        values = series.str.json_decode(record) if columns else series
     frame = values.struct.unnest() if columns else pl.DataFrame()
     return frame.with_columns(problem)
 
 
+def _csv_frame(uri: str, head: int | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
+    """Read all columns of a csv as text. Records that are none by the header are null rows; their text, by place."""
+    content = _content(uri)
+    try:
+        return pl.read_csv(io.BytesIO(content), infer_schema=False, n_rows=head), {}
+    except pl.exceptions.ComputeError:
+        # one record with too many fields or broken bytes fails them all: blank such records, and keep the rest
+        mended, unread, count = _mended(content)
+        frame = pl.read_csv(io.BytesIO(mended), infer_schema=False, n_rows=head)
+        if not unread or (head is None and frame.height != count):
+            raise
+        return frame, unread
+
+
+def _mended(content: bytes) -> tuple[bytes, dict[int, str], int]:
+    """Blank the records of a csv that have too many fields or bytes that are no UTF-8; count all records."""
+    lines = content.decode("utf-8", "surrogateescape").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    reader = csv.reader(line + "\n" for line in lines)
+    width, end = len(next(reader, [])), reader.line_num
+    kept, unread, count = lines[:end], dict[int, str](), 0
+    for record in reader:
+        text = "\n".join(lines[end : reader.line_num])
+        if len(record) > width or not _is_utf8(text):
+            unread[count] = _shown(text)
+            text = "," * (width - 1)
+        kept.append(text)
+        count, end = count + 1, reader.line_num
+    return "\n".join([*kept, ""]).encode("utf-8", "surrogateescape"), unread, count
+
+
+def _is_utf8(text: str) -> bool:
+    return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
+
+
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
+        return _is_utf8(line) and isinstance(json.loads(line, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
         return False
+
+
+def _refuse(token: str) -> None:
+    raise ValueError(f"{token} is no JSON")
+
+
+def _decodable(lines: list[str], record: pl.Struct) -> list[bool]:
+    """Tell which lines Polars decodes, by halves: it refuses some that Python reads, such as a list for text."""
+    try:
+        pl.Series(lines, dtype=pl.String).str.json_decode(record)
+    except pl.exceptions.ComputeError:
+        if len(lines) == 1:
+            return [False]
+        half = len(lines) // 2
+        return _decodable(lines[:half], record) + _decodable(lines[half:], record)
+    return [True] * len(lines)
 
 
 def _from_text(name: str, dtype: pl.DataType) -> pl.Expr:

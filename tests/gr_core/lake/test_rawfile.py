@@ -129,3 +129,80 @@ def test_an_all_null_column_is_read_as_declared(tmp_path: Path) -> None:
     write(tmp_path, rows({"surface": None}), rows({"id": "f", "surface": "tv"}))
 
     assert read(make_config(tmp_path, feed)).events.sort("event_id")["surface"].to_list() == [None, "tv"]
+
+
+TYPES = {"id": "string", "uid": "int64", "item": "string", "ts": "int64", "clicked": "int32", "liked": "bool"}
+TEXT = {"types": TYPES, "actions": {"click": "clicked = 1"}}
+
+
+@pytest.mark.parametrize(
+    "broken", ['"x": NaN', '"x": -Infinity', '"x": 1e400', '"clicked": [1]', '"x": "\\udc00"', '"x": "\xff"']
+)
+def test_one_broken_ndjson_line_costs_one_row(tmp_path: Path, broken: str) -> None:
+    """A bare NaN, a number beyond float64, a list for text, half a letter and a byte that is no UTF-8: the line is quarantined, the rest is read."""
+    path = tmp_path / "dt=2025-06-01" / "a.ndjson"
+    path.parent.mkdir()
+    row = '{"id": "%s", "uid": 1, "item": "i", "ts": %d, %s}'
+    lines = [row % (name, ms(NOON), more) for name, more in (("a", '"x": 1'), ("b", broken), ("c", '"x": "ok"'))]
+    path.write_bytes("\n".join(lines).encode("latin-1"))
+    batch = read(make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "ndjson"}))
+
+    assert sorted(batch.events["event_id"]) == ["a", "c"]
+    assert batch.reasons == {"bad_row": 1}
+    assert '"id": "b"' in batch.quarantine["row"][0]
+
+
+def test_one_broken_csv_record_costs_one_row(tmp_path: Path) -> None:
+    """Too many fields, in columns that are read or not, and bytes that are no UTF-8: quarantined as they stand."""
+    path = tmp_path / "dt=2025-06-01" / "a.csv"
+    path.parent.mkdir()
+    t = ms(NOON)
+    text = (
+        f'id,uid,item,ts,clicked,spare\na,1,i,{t},1,"x\ny"\nb,1,i,{t},1,spare,\nc,1,\xff,{t},1,\n\n'
+        f'd,1,i,{t},1,"two\nlines",more\ne,1,i,{t},1\n'
+    )
+    path.write_bytes(text.encode("latin-1"))
+    batch = read(make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "csv"}))
+
+    assert sorted(batch.events["event_id"]) == ["a", "e"]
+    assert batch.reasons == {"bad_row": 3, "null_user": 1}
+    assert batch.quarantine.filter(pl.col("reason") == "bad_row")["row"].to_list() == [
+        f"b,1,i,{t},1,spare,",
+        f"c,1,\\udcff,{t},1,",
+        f'd,1,i,{t},1,"two\nlines",more',
+    ]
+
+
+def test_a_csv_whose_quotes_are_broken_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """Where records cannot be told apart, nothing is guessed."""
+    path = tmp_path / "dt=2025-06-01" / "a.csv"
+    path.parent.mkdir()
+    path.write_text(f'id,uid,item,ts,clicked\na,1,"i,{ms(NOON)},1\nb,1,i,{ms(NOON)},1\n')
+
+    with pytest.raises(DataContractError, match=r"a\.csv: cannot be read as csv.*deliver the file again"):
+        read(make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "csv"}))
+
+
+def test_a_missing_column_is_told_without_the_readers_own(tmp_path: Path) -> None:
+    """The columns there are, are the file's."""
+    path = tmp_path / "dt=2025-06-01" / "a.csv"
+    path.parent.mkdir()
+    path.write_text(f"id,uid,ts,clicked\na,1,{ms(NOON)},1\n")
+
+    with pytest.raises(DataContractError, match=r"the columns there are: \['clicked', 'id', 'ts', 'uid'\]"):
+        read(make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "csv"}))
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "ndjson"])
+def test_names_with_brackets_and_stars_are_files_as_any(tmp_path: Path, form: str) -> None:
+    """Files and folders called [1], * and ? are each read as themselves, once."""
+    folder = tmp_path / "raw[1] *" / "dt=2025-06-01"
+    folder.mkdir(parents=True)
+    for place, name in enumerate(["a1", "a[1]", "a*", "a?", "a]"]):
+        frame = rows({"id": f"e{place}"})
+        getattr(frame, f"write_{form}")(folder / f"{name}.{form}")
+    types = {"id": "string", **dict.fromkeys(["uid", "item", "ts", "clicked", "liked"], "int64")}
+    feed = {"path": f"dt={{date}}/*.{form}", "format": form, "types": types}
+    batch = read(make_config(tmp_path / "raw[1] *", feed))
+
+    assert sorted(batch.events["event_id"]) == ["e0", "e1", "e2", "e3", "e4"]
