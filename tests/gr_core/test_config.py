@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,8 +184,9 @@ def test_a_delay_may_be_sql_and_a_promise_any_time_of_day() -> None:
 def test_the_plain_settings_refuse_what_is_not_finite(value: float) -> None:
     """RUN.json is read without pydantic, and cannot bring an infinite learning rate either."""
     for name in ("dense_learning_rate", "sparse_learning_rate", "weight_decay", "clip_norm", "initial_accumulator"):
+        setting: dict[str, Any] = {name: value}
         with pytest.raises(ValueError, match=f"train.{name} must be"):
-            dataclasses.replace(TrainConfig(), **{name: value})
+            dataclasses.replace(TrainConfig(), **setting)
     with pytest.raises(ValueError, match=r"train\.action_weights\.click must be a finite"):
         TrainConfig(action_weights={"click": value})
     with pytest.raises(ValueError, match=r"model\.feedforward_multiple must be a finite"):
