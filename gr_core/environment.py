@@ -30,7 +30,11 @@ def prepare_tools(home: str) -> str:
 
     Returns:
         PREFECT_HOME; empty where none is set.
+
+    Raises:
+        UsageError: A home that cannot be written to, or whose path Delta cannot hold.
     """
+    store.delta_uri(home)  # refuses a home that Delta cannot hold, before anything is made in it
     state = store.local_path(home) / "prefect" if store.is_local(home) else None
     defaults = {
         "DO_NOT_TRACK": "1",
@@ -43,7 +47,8 @@ def prepare_tools(home: str) -> str:
         "OMP_WAIT_POLICY": "passive",
     }
     if state is not None:
-        state.mkdir(parents=True, exist_ok=True)
+        with store.writable(home):
+            state.mkdir(parents=True, exist_ok=True)
         defaults["PREFECT_HOME"] = str(state)
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
