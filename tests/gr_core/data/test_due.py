@@ -5,26 +5,13 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 
-from gr_core.config import Config, parse_config
 from gr_core.data.due import check_not_behind, due_mask, inside_mask, make_bound, new_mask
 from gr_core.errors import BoundError
 from gr_core.refs import Bound
+from tests.feeds import windowed
 
 HOUR = 3600
 US = 1_000_000
-
-
-def config(**windows: int) -> Config:
-    actions = [{"name": name, "attribution_window_seconds": seconds} for name, seconds in windows.items()]
-    feed = {
-        "name": "log",
-        "path": "*.parquet",
-        "event_id": "id",
-        "shown_at": {"column": "t"},
-        "columns": {"user_id": "u", "item_id": "i"},
-    }
-    source = {"root": "raw", "actions": actions, "feeds": [feed]}
-    return parse_config({"name": "test", "source": source, "gate": {"action": actions[0]["name"]}})
 
 
 def at(day: int, hour: int = 0) -> int:
@@ -71,7 +58,7 @@ EVENTS = [
 )
 def test_example_1(day: int, parent_day: int | None, due: str, supervised: str, new: str) -> None:
     """Late, border and holdout events, a held challenger and a rollback: the table of example 1."""
-    settings = config(click=6 * HOUR)
+    settings = windowed(click=6 * HOUR)
 
     def bound(of_day: int, parent: Bound | None = None) -> Bound:
         return make_bound(settings, of_day, at(of_day + 1), of_day, parent)
@@ -90,7 +77,7 @@ def test_example_1(day: int, parent_day: int | None, due: str, supervised: str, 
 
 def test_bound_behind_parent_is_refused() -> None:
     """Example 1: parent V3 at (3, 06-04) and a late re-run of night 06-01 at (4, 06-02)."""
-    settings = config(click=6 * HOUR)
+    settings = windowed(click=6 * HOUR)
     parent = make_bound(settings, 3, at(4), 3, None)
 
     with pytest.raises(BoundError, match=r"commit 4, cutoff 2025-06-02T00:00:00Z.*commit 3, cutoff 2025-06-04T00") as e:
@@ -104,7 +91,7 @@ def test_bound_behind_parent_is_refused() -> None:
 
 def test_the_day_is_half_open() -> None:
     """An event exactly at D+1 00:00 belongs to D+1 only (case D8)."""
-    settings = config(click=0)
+    settings = windowed(click=0)
     frame = table([("last", 1, at(2) - 1), ("border", 1, at(2))])
     first = make_bound(settings, 1, at(2), 1, None)
     second = make_bound(settings, 2, at(3), 2, first)
@@ -115,7 +102,7 @@ def test_the_day_is_half_open() -> None:
 
 def test_windows_are_per_action() -> None:
     """A click is due while the purchase still waits; each bit comes once."""
-    settings = config(click=HOUR, buy=48 * HOUR)
+    settings = windowed(click=HOUR, buy=48 * HOUR)
     names = ["click", "buy"]
     frame = table([("e", 1, at(1, 12))], known=0b11)
     bounds: list[Bound] = []
@@ -131,8 +118,8 @@ def test_windows_are_per_action() -> None:
 def test_a_longer_window_never_moves_the_bound_back() -> None:
     """What was due under a short window is not due again after the window grew."""
     frame = table([("e", 1, at(1, 23))])
-    parent = make_bound(config(click=0), 1, at(2), 1, None)
-    now = make_bound(config(click=72 * HOUR), 2, at(3), 2, parent)
+    parent = make_bound(windowed(click=0), 1, at(2), 1, None)
+    now = make_bound(windowed(click=72 * HOUR), 2, at(3), 2, parent)
 
     assert parent.shown_before_us == now.shown_before_us
     assert chosen(frame, due_mask(now, parent, ["click"], 1)) == []
@@ -140,7 +127,7 @@ def test_a_longer_window_never_moves_the_bound_back() -> None:
 
 def test_lateness_adds_to_every_window() -> None:
     """matures_at = shown_at + window + lateness."""
-    settings = config(click=HOUR)
+    settings = windowed(click=HOUR)
     settings = settings.model_copy(update={"source": settings.source.model_copy(update={"lateness_seconds": HOUR})})
 
     assert {"click": at(1, 22)} == make_bound(settings, 1, at(2), 1, None).shown_before_us
@@ -148,7 +135,7 @@ def test_lateness_adds_to_every_window() -> None:
 
 def test_unknown_and_unsupervised_actions_are_never_due() -> None:
     """Only known bits of supervised actions are due; an action that the bound does not name is not inside."""
-    now = make_bound(config(click=0, like=0), 1, at(2), 1, None)
+    now = make_bound(windowed(click=0, like=0), 1, at(2), 1, None)
     names = ["click", "like", "hate"]
     frame = table([("e", 1, at(1, 12))], known=0b110)
 
@@ -160,7 +147,7 @@ def test_unknown_and_unsupervised_actions_are_never_due() -> None:
 def test_the_highest_bit_is_a_plain_int32() -> None:
     """31 actions fit: bit 30 neither overflows nor turns negative."""
     names = [f"a{i}" for i in range(31)]
-    now = make_bound(config(**dict.fromkeys(names, 0)), 1, at(2), 1, None)
+    now = make_bound(windowed(**dict.fromkeys(names, 0)), 1, at(2), 1, None)
     mask = table([("e", 1, at(1, 12))], known=2**31 - 1).select(due_mask(now, None, names, 2**31 - 1)).to_series()
 
     assert pl.Int32 == mask.dtype
@@ -171,9 +158,9 @@ def test_an_action_taken_out_of_supervision_is_not_due_twice() -> None:
     """Supervised, then not, then again: the parent's bound of the action is kept in between."""
     frame = table([("e", 1, at(1, 12)), ("f", 2, at(2, 12))], known=0b11)
     names = ["click", "like"]
-    first = make_bound(config(click=0, like=0), 1, at(2), 1, None)
-    second = make_bound(config(click=0), 2, at(3), 2, first)
-    third = make_bound(config(click=0, like=0), 3, at(4), 3, second)
+    first = make_bound(windowed(click=0, like=0), 1, at(2), 1, None)
+    second = make_bound(windowed(click=0), 2, at(3), 2, first)
+    third = make_bound(windowed(click=0, like=0), 3, at(4), 3, second)
 
     assert first.shown_before_us["like"] == second.shown_before_us["like"]
     assert frame.select(due_mask(third, second, names, 0b11)).to_series().to_list() == [0, 0b10]
@@ -181,7 +168,7 @@ def test_an_action_taken_out_of_supervision_is_not_due_twice() -> None:
 
 def test_context_commits_are_never_due_or_new() -> None:
     """A bootstrap history with due = false is read as history only."""
-    now = make_bound(config(click=0), 2, at(2), 2, None)
+    now = make_bound(windowed(click=0), 2, at(2), 2, None)
     frame = table([("old", 1, at(1, 1)), ("day", 2, at(1, 2))])
 
     assert chosen(frame, due_mask(now, None, ["click"], 1, context_commits=frozenset([1]))) == ["day"]

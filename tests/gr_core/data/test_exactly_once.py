@@ -7,10 +7,11 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gr_core.config import Config, parse_config
+from gr_core.config import Config
 from gr_core.data.due import check_not_behind, due_mask, make_bound, new_mask
 from gr_core.errors import BoundError
 from gr_core.refs import Bound
+from tests.feeds import windowed
 
 DAY = 86_400
 US = 1_000_000
@@ -20,15 +21,7 @@ SUPERVISED = 0b111
 
 @functools.cache
 def config(windows: tuple[int, ...]) -> Config:
-    actions = [{"name": n, "attribution_window_seconds": w} for n, w in zip(NAMES, windows, strict=True)]
-    feed = {
-        "name": "log",
-        "path": "*.parquet",
-        "event_id": "id",
-        "shown_at": {"column": "t"},
-        "columns": {"user_id": "u", "item_id": "i"},
-    }
-    return parse_config({"name": "test", "source": {"root": "raw", "actions": actions, "feeds": [feed]}})
+    return windowed(**dict(zip(NAMES, windows, strict=True)))
 
 
 @dataclass

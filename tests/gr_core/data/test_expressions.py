@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from gr_core.config import Config, parse_config
-from gr_core.data.contract import Batch, read_day
-from gr_core.lake.source import list_files
-
-DAY = date(2025, 6, 1)
-NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
-FEED: dict[str, Any] = {
-    "name": "log",
-    "path": "dt={date}/*.parquet",
-    "event_id": "id",
-    "shown_at": {"column": "ts", "unit": "ms"},
-    "columns": {"user_id": "uid", "item_id": "item"},
-    "actions": {"click": "clicked = 1", "like": "liked = 1"},
-}
-
-
-def make_config(
-    root: Path, feed: dict[str, Any] | None = None, lake: dict[str, Any] | None = None, **source: Any
-) -> Config:
-    actions = source.pop("actions", [{"name": "click"}, {"name": "like"}, {"name": "buy"}])
-    feeds = [{**FEED, **(feed or {})}]
-    return parse_config(
-        {"name": "t", "lake": lake or {}, "source": {"root": str(root), "actions": actions, "feeds": feeds, **source}}
-    )
-
-
-def ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
-
-
-def rows(*changes: dict[str, Any], **schema: Any) -> pl.DataFrame:
-    base = {"id": "e", "uid": 1, "item": 7, "ts": ms(NOON), "clicked": 1, "liked": 0}
-    numbered = [{**base, "id": f"e{n}", **change} for n, change in enumerate(changes)]
-    return pl.DataFrame(numbered, schema_overrides=schema, infer_schema_length=None)
-
-
-def write(root: Path, *frames: pl.DataFrame, day: date = DAY) -> None:
-    for place, frame in enumerate(frames):
-        path = root / f"dt={day}" / f"part-{place}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(path)
-
-
-def read(config: Config, day: date = DAY) -> Batch:
-    feed = config.source.feeds[0]
-    batch = read_day(config, day, list_files(config, day, feed), feed=feed)
-    batch.check()
-    return batch
+from tests.feeds import NOON, make_config, read, rows, write
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ import pytest
 from gr_core.config import VocabularyTable as Rule
 from gr_core.data.packfile import PackMeta, concat_segments, write_pack
 from gr_core.data.packing import to_segments
-from gr_core.data.sequences import SequenceRules, build_sequences
+from gr_core.data.sequences import build_sequences
 from gr_core.data.vocabulary import COUNTS, Vocabulary, count_ids, grow, merge_counts
 from gr_core.hashing import bucket_of
 from gr_core.refs import Bound
+from tests.sequences import TIME, US, rules
 
-US = 1_000_000
-TIME = pl.Datetime("us", "UTC")
 EVENTS = pl.Schema(
     {
         **dict.fromkeys(("event_id", "user_id", "item_id", "kind", "surface"), pl.String),
@@ -98,22 +97,12 @@ def example_vocabulary() -> Vocabulary:
     return grow(None, {"item_id": counts}, {"item_id": Rule(fallback_by="kind")})
 
 
-def rules(**changes: Any) -> SequenceRules:
-    values: dict[str, Any] = {
-        "action_names": ("click", "like"),
-        "features": ("item_id",),
-        "item_features": ("item_id",),
-        "max_history": 128,
-        "max_targets": 64,
-        "max_age_us": 360 * 86_400 * US,
-        "token_budget": 8192,
-    }
-    return SequenceRules(**{**values, **changes})
-
-
 def write_example(path: Path, **changes: Any) -> tuple[dict[str, Any], pl.DataFrame]:
     segments = to_segments(
-        build_sequences(EXAMPLE, EXAMPLE["due"], rules(**changes)), example_vocabulary(), ["item_id"], ["item_id"]
+        build_sequences(EXAMPLE, EXAMPLE["due"], rules(features=("item_id",), **changes)),
+        example_vocabulary(),
+        ["item_id"],
+        ["item_id"],
     )
     cutoff = round(datetime(2025, 6, 2, tzinfo=UTC).timestamp()) * US
     meta = PackMeta(
@@ -178,8 +167,8 @@ def test_a_holdout_user_has_the_same_tokens_in_the_holdout_pack(tmp_path: Path) 
     words = example_vocabulary()
     mine = EXAMPLE.select(due=pl.when(user_id="B").then(0).otherwise("due").cast(pl.Int32)).to_series()
     held = EXAMPLE.select(due=pl.when(user_id="B").then("due").otherwise(0).cast(pl.Int32)).to_series()
-    train = to_segments(build_sequences(EXAMPLE, mine, rules()), words, ["item_id"], ["item_id"])
-    holdout = to_segments(build_sequences(EXAMPLE, held, rules()), words, ["item_id"], ["item_id"])
+    train = to_segments(build_sequences(EXAMPLE, mine, rules(features=("item_id",))), words, ["item_id"], ["item_id"])
+    holdout = to_segments(build_sequences(EXAMPLE, held, rules(features=("item_id",))), words, ["item_id"], ["item_id"])
 
     assert train.users == ["A"]
     assert holdout.users == ["B"]

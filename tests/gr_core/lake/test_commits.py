@@ -5,76 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from deltalake.exceptions import CommitFailedError
 
-from gr_core.config import Config, parse_config
-from gr_core.data.contract import Batch, polars_schema
 from gr_core.errors import CommitConflict
-from gr_core.hashing import bucket_of
-from gr_core.lake import quarantine
 from gr_core.lake.events import EventTable
 from gr_core.refs import Rows
-
-NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
-CLICK, LIKE = 0b01, 0b10
-
-
-def make_config(*, actions: tuple[str, ...] = ("click", "like"), side: tuple[str, ...] = (), **changes: Any) -> Config:
-    feed = {
-        "name": "log",
-        "path": "*",
-        "event_id": "id",
-        "shown_at": {"column": "ts", "unit": "ms"},
-        "columns": {"user_id": "uid", "item_id": "item"},
-        "side": {name: name for name in side},
-    }
-    lake = {"num_buckets": 4, "holdout_fraction": 0.2, **changes.pop("lake", {})}
-    listed = [{"name": name} for name in actions]
-    return parse_config(
-        {"name": "t", "lake": lake, "source": {"root": "r", "actions": listed, "feeds": [feed], **changes}}
-    )
-
-
-def event(number: str, user: str = "u", *, actions: int = 0, known: int = 0b11, **changes: Any) -> dict[str, Any]:
-    return {
-        "event_id": number,
-        "user_id": user,
-        "item_id": "i",
-        "shown_at": NOON,
-        "visible_at": NOON,
-        "actions": actions,
-        "known": known,
-        "bucket": bucket_of(user, 4),
-        **changes,
-    }
-
-
-def batch(config: Config, *events: dict[str, Any], bad: int = 0, duplicates: int = 0) -> Batch:
-    schema = {name: dtype for name, dtype in polars_schema(config).items() if name != "commit"}
-    frame = pl.DataFrame(list(events), schema=schema)
-    spoilt = {"reason": ["null_user"] * bad, "feed": ["log"] * bad, "file": ["f"] * bad, "row": ["{}"] * bad}
-    return Batch(
-        feed="log",
-        events=frame,
-        files=pl.Series(["f"] * frame.height, dtype=pl.String),
-        quarantine=pl.DataFrame(spoilt, schema=quarantine.SCHEMA),
-        read=frame.height + bad + duplicates,
-        duplicates=duplicates,
-    )
-
-
-def table(path: Path, config: Config) -> EventTable:
-    return EventTable(str(path / "lake" / "events"), config)
-
-
-def masks(frame: pl.DataFrame) -> dict[str, tuple[int, int]]:
-    return {row["event_id"]: (row["actions"], row["known"]) for row in frame.iter_rows(named=True)}
+from tests.events import CLICK, batch, event, make_config, masks, table
 
 
 def test_two_handles_at_one_version_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,14 +100,14 @@ def test_threads_that_ingest_at_once_lose_nothing(tmp_path: Path) -> None:
     assert table(tmp_path, config).read(commits[-1].delta_version)["event_id"].is_unique().sum() == 31
 
 
-def test_a_kill_after_the_commit_loses_no_count(tmp_path: Path) -> None:
+def test_a_kill_after_the_commit_loses_no_count(root: Path, tmp_path: Path) -> None:
     """A process that dies right after its commit leaves all that the next one needs."""
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv[2]); import test_commits as t; from pathlib import Path\n"
+        "import os, sys; sys.path.insert(0, sys.argv[2]); import tests.events as t; from pathlib import Path\n"
         "config = t.make_config(); events = t.table(Path(sys.argv[1]), config)\n"
         "events.ingest('n1', t.batch(config, t.event('a'), bad=1), parent=None); os._exit(9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)], check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(root)], check=False)
     config = make_config()
     found = table(tmp_path, config).find("n1")
 

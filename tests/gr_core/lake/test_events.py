@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -13,69 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from gr_core.config import Config, load_config, parse_config
-from gr_core.data.contract import Batch, polars_schema, read_day
+from gr_core.config import load_config
+from gr_core.data.contract import read_day
 from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.hashing import bucket_of, is_holdout
-from gr_core.lake import quarantine
 from gr_core.lake.events import EventTable
 from gr_core.lake.source import preflight
 from gr_core.refs import Bound, Rows
-
-NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
-CLICK, LIKE = 0b01, 0b10
-
-
-def make_config(*, actions: tuple[str, ...] = ("click", "like"), side: tuple[str, ...] = (), **changes: Any) -> Config:
-    feed = {
-        "name": "log",
-        "path": "*",
-        "event_id": "id",
-        "shown_at": {"column": "ts", "unit": "ms"},
-        "columns": {"user_id": "uid", "item_id": "item"},
-        "side": {name: name for name in side},
-    }
-    lake = {"num_buckets": 4, "holdout_fraction": 0.2, **changes.pop("lake", {})}
-    listed = [{"name": name} for name in actions]
-    return parse_config(
-        {"name": "t", "lake": lake, "source": {"root": "r", "actions": listed, "feeds": [feed], **changes}}
-    )
-
-
-def event(number: str, user: str = "u", *, actions: int = 0, known: int = 0b11, **changes: Any) -> dict[str, Any]:
-    return {
-        "event_id": number,
-        "user_id": user,
-        "item_id": "i",
-        "shown_at": NOON,
-        "visible_at": NOON,
-        "actions": actions,
-        "known": known,
-        "bucket": bucket_of(user, 4),
-        **changes,
-    }
-
-
-def batch(config: Config, *events: dict[str, Any], bad: int = 0, duplicates: int = 0) -> Batch:
-    schema = {name: dtype for name, dtype in polars_schema(config).items() if name != "commit"}
-    frame = pl.DataFrame(list(events), schema=schema)
-    spoilt = {"reason": ["null_user"] * bad, "feed": ["log"] * bad, "file": ["f"] * bad, "row": ["{}"] * bad}
-    return Batch(
-        feed="log",
-        events=frame,
-        files=pl.Series(["f"] * frame.height, dtype=pl.String),
-        quarantine=pl.DataFrame(spoilt, schema=quarantine.SCHEMA),
-        read=frame.height + bad + duplicates,
-        duplicates=duplicates,
-    )
-
-
-def table(path: Path, config: Config) -> EventTable:
-    return EventTable(str(path / "lake" / "events"), config)
-
-
-def masks(frame: pl.DataFrame) -> dict[str, tuple[int, int]]:
-    return {row["event_id"]: (row["actions"], row["known"]) for row in frame.iter_rows(named=True)}
+from tests.events import CLICK, LIKE, NOON, batch, event, make_config, masks, table
 
 
 def test_a_table_that_was_never_made_is_empty(tmp_path: Path) -> None:

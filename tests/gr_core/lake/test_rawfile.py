@@ -4,63 +4,21 @@ from __future__ import annotations
 
 import gzip
 import itertools
-from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from gr_core.config import Config, parse_config
-from gr_core.data.contract import Batch, read_day
 from gr_core.errors import DataContractError
-from gr_core.lake.source import list_files
-
-DAY = date(2025, 6, 1)
-NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
-FEED: dict[str, Any] = {
-    "name": "log",
-    "path": "dt={date}/*.parquet",
-    "event_id": "id",
-    "shown_at": {"column": "ts", "unit": "ms"},
-    "columns": {"user_id": "uid", "item_id": "item"},
-    "actions": {"click": "clicked = 1", "like": "liked = 1"},
-}
+from tests.feeds import DAY, NOON, make_config, ms, read, rows, write
 
 
-def make_config(
-    root: Path, feed: dict[str, Any] | None = None, lake: dict[str, Any] | None = None, **source: Any
-) -> Config:
-    actions = source.pop("actions", [{"name": "click"}, {"name": "like"}, {"name": "buy"}])
-    feeds = [{**FEED, **(feed or {})}]
-    return parse_config(
-        {"name": "t", "lake": lake or {}, "source": {"root": str(root), "actions": actions, "feeds": feeds, **source}}
-    )
-
-
-def ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
-
-
-def rows(*changes: dict[str, Any], **schema: Any) -> pl.DataFrame:
-    base = {"id": "e", "uid": 1, "item": 7, "ts": ms(NOON), "clicked": 1, "liked": 0}
-    numbered = [{**base, "id": f"e{n}", **change} for n, change in enumerate(changes)]
-    return pl.DataFrame(numbered, schema_overrides=schema, infer_schema_length=None)
-
-
-def write(root: Path, *frames: pl.DataFrame, day: date = DAY) -> None:
-    for place, frame in enumerate(frames):
-        path = root / f"dt={day}" / f"part-{place}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        frame.write_parquet(path)
-
-
-def read(config: Config, day: date = DAY) -> Batch:
-    feed = config.source.feeds[0]
-    batch = read_day(config, day, list_files(config, day, feed), feed=feed)
-    batch.check()
-    return batch
+def raw(root: Path, name: str) -> Path:
+    """Return the path of a file of the day, its folder made."""
+    path = root / f"dt={DAY}" / name
+    path.parent.mkdir()
+    return path
 
 
 def test_text_files_lose_a_row_and_not_the_file(tmp_path: Path) -> None:
@@ -140,8 +98,7 @@ TEXT = {"types": TYPES, "actions": {"click": "clicked = 1"}}
 )
 def test_one_broken_ndjson_line_costs_one_row(tmp_path: Path, broken: str) -> None:
     """A bare NaN, a number beyond float64, a list for text, half a letter and a byte that is no UTF-8: the line is quarantined, the rest is read."""
-    path = tmp_path / "dt=2025-06-01" / "a.ndjson"
-    path.parent.mkdir()
+    path = raw(tmp_path, "a.ndjson")
     row = '{"id": "%s", "uid": 1, "item": "i", "ts": %d, %s}'
     lines = [row % (name, ms(NOON), more) for name, more in (("a", '"x": 1'), ("b", broken), ("c", '"x": "ok"'))]
     path.write_bytes("\n".join(lines).encode("latin-1"))
@@ -154,8 +111,7 @@ def test_one_broken_ndjson_line_costs_one_row(tmp_path: Path, broken: str) -> No
 
 def test_one_broken_csv_record_costs_one_row(tmp_path: Path) -> None:
     """Too many fields, in columns that are read or not, and bytes that are no UTF-8: quarantined as they stand."""
-    path = tmp_path / "dt=2025-06-01" / "a.csv"
-    path.parent.mkdir()
+    path = raw(tmp_path, "a.csv")
     t = ms(NOON)
     text = (
         f'id,uid,item,ts,clicked,spare\na,1,i,{t},1,"x\ny"\nb,1,i,{t},1,spare,\nc,1,\xff,{t},1,\n\n'
@@ -175,8 +131,7 @@ def test_one_broken_csv_record_costs_one_row(tmp_path: Path) -> None:
 
 def test_a_csv_whose_quotes_are_broken_is_an_error_that_names_it(tmp_path: Path) -> None:
     """Where records cannot be told apart, nothing is guessed."""
-    path = tmp_path / "dt=2025-06-01" / "a.csv"
-    path.parent.mkdir()
+    path = raw(tmp_path, "a.csv")
     path.write_text(f'id,uid,item,ts,clicked\na,1,"i,{ms(NOON)},1\nb,1,i,{ms(NOON)},1\n')
 
     with pytest.raises(DataContractError, match=r"a\.csv: cannot be read as csv.*deliver the file again"):
@@ -185,8 +140,7 @@ def test_a_csv_whose_quotes_are_broken_is_an_error_that_names_it(tmp_path: Path)
 
 def test_a_missing_column_is_told_without_the_readers_own(tmp_path: Path) -> None:
     """The columns there are, are the file's."""
-    path = tmp_path / "dt=2025-06-01" / "a.csv"
-    path.parent.mkdir()
+    path = raw(tmp_path, "a.csv")
     path.write_text(f"id,uid,ts,clicked\na,1,{ms(NOON)},1\n")
 
     with pytest.raises(DataContractError, match=r"the columns there are: \['clicked', 'id', 'ts', 'uid'\]"):
