@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 from datetime import date as Date
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
@@ -39,6 +41,9 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
+    if threading.current_thread() is threading.main_thread():
+        # Prefect crashes the run, then sends itself the signal again: it ends here, and servers are stopped at exit.
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         options = _parser().parse_args(words)
         settings = load_config(options.config, options.set)
@@ -46,16 +51,20 @@ def main(arguments: list[str] | None = None) -> int:
         value, status = options.run(options, settings, home)
     except DaybreakError as error:
         return _report(error, error.exit_code, where=error.where, as_json="--json" in words)
-    except (KeyboardInterrupt, GeneratorExit):
+    except KeyboardInterrupt:
         return _report(
             DaybreakError("interrupted; run it again to go on"), FAILED, where=None, as_json="--json" in words
         )
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 -- one object also for a fault of ours, and for Prefect's signal of SIGTERM
+    except BaseException as error:  # noqa: BLE001 -- one object also for a fault of ours
         return _report(error, FAILED, where=None, as_json="--json" in words)
     _show(options, value, home)
     return int(status)
+
+
+def _interrupt(_signal: int, _frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _report(error: BaseException, status: int, *, where: str | None, as_json: bool) -> int:

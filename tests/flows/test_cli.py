@@ -150,17 +150,40 @@ def start(config: Path, home: Path, day: str) -> subprocess.Popen[str]:
     )
 
 
+def wait_for_training(night: subprocess.Popen[str], home: Path) -> None:
+    """Wait until the night's training is about to start."""
+    deadline = time.monotonic() + 240
+    while not (home / "nights" / DAY / "RUN.json").exists():
+        assert night.poll() is None, "the night ended before it trained"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.prefect
+def test_a_terminated_night_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+    """SIGTERM in training: exit 1, one object, the journal says cancelled, and the training child is gone."""
+    config = tiny.make(tmp_path, days=1)
+    home = tmp_path / "home"
+    night = start(config, home, DAY)
+    wait_for_training(night, home)
+
+    night.terminate()
+    out = night.communicate(timeout=60)[0]
+
+    assert night.returncode == 1
+    assert "interrupted" in json.loads(out)["error"]["message"]
+    assert nights(Journal(str(home / "lake" / "journal")).entries())[DAY].state == "cancelled"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(b"gr_core.train" in command and str(home).encode() in command for command in commands)
+
+
 @pytest.mark.prefect
 def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
     """After kill -9 in training the next start redoes only what is missing; the checkpoint has the same digest."""
     config = tiny.make(tmp_path, days=1)
     home, calm = tmp_path / "home", tmp_path / "calm"
     first = start(config, home, DAY)
-    deadline = time.monotonic() + 240
-    while not (home / "nights" / DAY / "RUN.json").exists():
-        assert first.poll() is None, "the night ended before it trained"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_training(first, home)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     assert first.stdout is not None
