@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from gr_core.lake import store
 
@@ -21,6 +22,13 @@ def tracking_uri(home: str) -> str:
 def artifact_root(home: str) -> str:
     """Return where MLflow keeps artifacts when the home's own database is used."""
     return store.join(home, "mlartifacts")
+
+
+def child_variables() -> dict[str, str]:
+    """Return the environment of a child process that imports gr_core, whatever its working directory."""
+    here = str(Path(__file__).parent.parent)
+    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def prepare_tools(home: str) -> str:

@@ -18,6 +18,7 @@ from gr_core.config import Config, parse_config
 from gr_core.errors import BoundError, ConfigError, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
+from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights
 from gr_core.refs import Bound, Ref, day_end_us, iso
 
@@ -159,7 +160,7 @@ def open_night(
     Raises:
         UsageError: An unknown parent version or stage.
         ConfigError: `lake` differs from the home's, or `model` or `vocabulary` from the parent's.
-        BoundError: The day lies before the parent's.
+        BoundError: The day, or its commit, lies before the parent's.
     """
     if force is not None and force not in FORCEABLE:
         raise UsageError(f"--force knows {', '.join(FORCEABLE)}, got {force!r}", where="force")
@@ -258,6 +259,14 @@ def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
             f"night {night.date} has cutoff {iso(night.cutoff_us)}, below its parent's (version {parent.version}, "
             f"commit {parent.watermark.commit}, cutoff {parent.watermark.cutoff}); a bound never moves back: "
             "choose a later date, or an older parent with --parent",
+            where=night.date,
+        )
+    read = EventTable(night.table_uri, config).find(night.date)
+    if read is not None and read.number < parent.watermark.commit:
+        raise BoundError(
+            f"night {night.date} was ingested as commit {read.number}, below its parent's (version {parent.version}, "
+            f"commit {parent.watermark.commit}, cutoff {parent.watermark.cutoff}); a bound never moves back: name an "
+            "older parent with --parent",
             where=night.date,
         )
     _refuse_full_retrain(_parent_config(entries, parent.version), config.resolved())

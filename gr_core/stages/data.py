@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from datetime import date as Date
@@ -214,6 +215,7 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
         events = EventTable(night.table_uri, config).read(bound.delta_version, buckets=[bucket])
         holdout = _holdout_users(events, config.lake.holdout_fraction)
         masks = scope.masks(events, holdout)
+        written: dict[str, pl.DataFrame] = {}
         with store.directory(folder) as path:
             for role in ROLES:
                 users = events.filter(masks[role] != 0)["user_id"].unique()
@@ -221,17 +223,24 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
                 built = sequences.build_sequences(
                     events.filter(inside), masks[role].filter(inside), sequence_rules(config)
                 )
-                built.tokens.write_ipc(path / f"{role}.tokens.arrow", compression="uncompressed")
-                built.segments.write_ipc(path / f"{role}.segments.arrow", compression="uncompressed")
+                written |= {f"{role}.tokens": built.tokens, f"{role}.segments": built.segments}
             fresh = events.filter(
                 (pl.col("commit") > scope.parent_commit) & (pl.col("commit") <= bound.commit) & ~holdout
             )
-            for name, frame in vocabulary.count_ids(fresh, config.model.features, config.vocabulary).items():
-                frame.write_ipc(path / f"{name}.counts.arrow", compression="uncompressed")
+            counted = vocabulary.count_ids(fresh, config.model.features, config.vocabulary)
+            written |= {f"{name}.counts": frame for name, frame in counted.items()}
+            for name, frame in written.items():
+                frame.write_ipc(path / f"{name}.arrow", compression="uncompressed")
         counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
-        return {"uri": folder, "counts": counts, "digest": _folder_digest(folder)}
+        digest = fingerprint({name: _frame_digest(frame) for name, frame in written.items()})
+        return {"uri": folder, "counts": counts, "digest": digest, "files": _folder_digest(folder)}
 
     return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=_bucket_intact)
+
+
+def _frame_digest(frame: pl.DataFrame) -> str:
+    """Return a digest of values and order; a file's bytes may differ for equal frames (what lies under nulls)."""
+    return hashlib.sha256(frame.hash_rows().to_numpy().tobytes()).hexdigest()
 
 
 def _folder_digest(uri: str) -> str:
@@ -240,7 +249,7 @@ def _folder_digest(uri: str) -> str:
 
 
 def _bucket_intact(part: dict[str, Any]) -> bool:
-    return bool(_folder_digest(part["uri"]) == part["digest"])
+    return bool(_folder_digest(part["uri"]) == part["files"])
 
 
 def _vocabulary_intact(words: dict[str, Any]) -> bool:

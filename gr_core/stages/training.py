@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gr_core.environment import child_variables
 from gr_core.errors import FormatError, TrainingError
 from gr_core.hashing import short
 from gr_core.lake import store
@@ -122,7 +123,9 @@ def run_training(
     log = run.with_name("train.log")
     with (
         log.open("w") as errors,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_variables()
+        ) as child,
     ):
         watchdog = threading.Timer(timeout_seconds or threading.TIMEOUT_MAX, child.kill)
         watchdog.daemon = True

@@ -14,7 +14,8 @@ import tests.tiny as tiny
 from flows.nightly import nightly
 from flows.scheduling import day_before
 from gr_core.lake.journal import Journal, champion, nights
-from gr_core.stages import judging, training
+from gr_core.registry.mlflow_store import MlflowStore
+from gr_core.stages import training
 
 pytestmark = [
     pytest.mark.prefect,
@@ -39,6 +40,15 @@ def flow_runs() -> list[Any]:
 
     with get_client(sync_client=True) as client:
         return list(client.read_flow_runs())
+
+
+def mlflow_runs(home: Path, name: str) -> list[Any]:
+    """Return the MLflow runs of this name in a home."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{home}/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return [run for run in client.search_runs(experiments) if run.info.run_name == name]
 
 
 def artifacts_of(run_id: uuid.UUID) -> list[Any]:
@@ -113,27 +123,32 @@ def test_a_retried_flow_redoes_only_what_is_missing(tmp_path: Path, monkeypatch:
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     trained: list[Path] = []
-    real_training, real_store = training.run_training, judging.model_store
+    real_training, real_register = training.run_training, MlflowStore.register
+    failures = iter([RuntimeError("registry is away")])
+    files: list[dict[Path, int]] = []
 
     def counted(run: Path, *arguments: Any, **named: Any) -> None:
         trained.append(run)
         real_training(run, *arguments, **named)
 
-    monkeypatch.setattr(training, "run_training", counted)
-    failures = iter([RuntimeError("registry is away")])
-
-    def store_that_fails_once(night: Any, settings: Any) -> Any:
+    def register_that_fails_once(*arguments: Any, **named: Any) -> int:
+        files.append({path: path.stat().st_mtime_ns for path in (home / "nights").glob("*/checkpoint-*/*")})
         for error in failures:
             raise error
-        return real_store(night, settings)
+        return real_register(*arguments, **named)
 
-    monkeypatch.setattr(judging, "model_store", store_that_fails_once)
+    monkeypatch.setattr(training, "run_training", counted)
+    monkeypatch.setattr(MlflowStore, "register", register_that_fails_once)
 
-    night = nightly.with_options(retries=1)(config=str(config), date=tiny.FIRST_DAY, home=str(home))
+    state = nightly.with_options(retries=1)(config=str(config), date=tiny.FIRST_DAY, home=str(home), return_state=True)
+    night = state.result()
 
+    assert state.is_completed()
     assert len(trained) == 1
+    assert files[0] == files[1]
     assert night["state"] == "completed"
     assert night["attempts"] == 2
+    assert [found.info.status for found in mlflow_runs(home, "train")] == ["FINISHED"]
     entries = Journal(str(home / "lake" / "journal")).entries()
     assert [entry.kind for entry in entries].count("registered") == 1
     assert nights(entries)[str(tiny.FIRST_DAY)].is_finished
