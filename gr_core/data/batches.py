@@ -10,6 +10,7 @@ import json
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ from gr_core.hashing import file_sha256, fingerprint
 from gr_core.schema import PACK_COLUMNS, PACK_FORMAT, pack_schema
 
 _EMPTY = bytearray(8)  # where a column of no rows lies
+_REQUIRED = (
+    "tokens",
+    "role",
+    "num_supervised",
+    "segment_starts",
+    "batch_segments",
+    "batch_weights",
+    "vocabulary",
+    "bound",
+    "sha256",
+)
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +81,9 @@ class Batch:
 class PackReader:
     """A memory-mapped pack.
 
+    The index need not say more than examples 9 prints; what it leaves out is read off the rows: features are the columns
+    that every pack does not have, the supervised actions those with a due label, and actions are named action_<bit>.
+
     Args:
         path: Directory of the pack.
         verify: Compare the files with the SHA-256 in the index first.
@@ -78,7 +94,7 @@ class PackReader:
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
         self.path = path
-        self.index = _read_index(path, verify=verify)
+        index = read_index(path, verify=verify)
         self._map = _map_file(path / "pack.arrow")
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._base = int(self._bytes.ctypes.data)
@@ -88,8 +104,9 @@ class PackReader:
             raise FormatError(
                 f"{path / 'pack.arrow'} is no Arrow file: {error}; pack again", where=str(path)
             ) from error
+        self.index = _with_defaults(index, self._reader)
         expected = pack_schema(self.features)
-        if not self._reader.schema.equals(expected):
+        if _kinds(self._reader.schema) != _kinds(expected):
             raise FormatError(
                 f"{path / 'pack.arrow'} has the columns {self._reader.schema.names}, its index says {expected.names}; "
                 "pack again",
@@ -122,8 +139,15 @@ class PackReader:
         return (self.batch(i) for i in range(len(self)))
 
     def batch(self, number: int) -> Batch:
-        """Return batch `number` as views of the file."""
+        """Return batch `number` as views of the file.
+
+        Raises:
+            FormatError: A column has nulls.
+        """
         record = self._reader.get_batch(number)
+        nulls = [name for name in record.schema.names if record.column(name).null_count]
+        if nulls:
+            raise FormatError(f"{self.path} has nulls in {nulls}, batch {number}; pack again", where=str(self.path))
         columns = {name: self._view(record.column(name), record.num_rows) for name in record.schema.names}
         begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
         return Batch(
@@ -138,10 +162,15 @@ class PackReader:
         """Return (event_ids, users) of the supervised tokens in pack order, [N] each.
 
         Raises:
-            FormatError: targets.arrow does not belong to the pack.
+            FormatError: targets.arrow is missing or does not belong to the pack.
         """
-        with pa.memory_map(str(self.path / "targets.arrow")) as source:
-            table = pa.ipc.open_file(source).read_all()
+        try:
+            with pa.memory_map(str(self.path / "targets.arrow")) as source:
+                table = pa.ipc.open_file(source).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise FormatError(
+                f"{self.path / 'targets.arrow'} cannot be read: {error}; pack again", where=str(self.path)
+            ) from error
         if table.num_rows != self.index["num_supervised"]:
             raise FormatError(
                 f"{self.path} has {table.num_rows} rows in targets.arrow for {self.index['num_supervised']} supervised "
@@ -166,7 +195,54 @@ def _map_file(path: Path) -> mmap.mmap:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _read_index(path: Path, *, verify: bool) -> dict[str, Any]:
+def _kinds(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def _with_defaults(index: dict[str, Any], reader: Any) -> dict[str, Any]:
+    """Return the index with what it leaves out."""
+    ends = np.asarray(index["segment_starts"], np.int64)[np.asarray(index["batch_segments"], np.int64)]
+    tokens = np.diff(ends).tolist()
+    filled = {
+        "features": [name for name in reader.schema.names if name not in PACK_COLUMNS],
+        "layout": "packed",
+        "grouping": "none",
+        "batch_tokens": tokens,
+        "token_budget": max(tokens, default=0),
+        "seed": 0,
+        **index,
+    }
+    if "supervised" not in filled:
+        filled["supervised"] = _bits_used(reader, "label_known")
+    if "actions" not in filled:
+        highest = (_bits_used(reader, "known") | _bits_used(reader, "label_known")).bit_length()
+        filled["actions"] = [f"action_{bit}" for bit in range(highest)]
+    bound = filled["bound"]
+    if bound is not None and "cutoff_us" not in bound:
+        since = datetime.fromisoformat(bound["cutoff"]) - _EPOCH
+        filled["bound"] = {**bound, "cutoff_us": since // timedelta(microseconds=1)}
+    return filled
+
+
+def _bits_used(reader: Any, column: str) -> int:
+    """Return the OR of a mask column over the whole pack."""
+    records = (reader.get_batch(number) for number in range(reader.num_record_batches))
+    used = 0
+    for record in records:
+        used |= int(np.bitwise_or.reduce(record.column(column).to_numpy(zero_copy_only=False), initial=0))
+    return used
+
+
+def read_index(path: Path, *, verify: bool) -> dict[str, Any]:
+    """Read a pack's index.json as it stands.
+
+    Args:
+        path: Directory of the pack.
+        verify: Compare the files with the SHA-256 in the index.
+
+    Raises:
+        FormatError: No finished pack, another format number, a key is missing, or damaged files.
+    """
     try:
         index: dict[str, Any] = json.loads((path / "index.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -180,6 +256,9 @@ def _read_index(path: Path, *, verify: bool) -> dict[str, Any]:
             f"{path} has pack format {index.get('format')!r}, this release reads {PACK_FORMAT}; pack again",
             where=str(path),
         )
+    missing = [name for name in _REQUIRED if name not in index]
+    if missing:
+        raise FormatError(f"{path / 'index.json'} lacks {missing} (examples 9); pack again", where=str(path))
     for name, expected in index["sha256"].items():
         file = path / name
         if not file.exists() or (verify and file_sha256(file) != expected):

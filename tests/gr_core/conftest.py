@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from gr_core.data.batches import Batch
 from gr_core.data.packfile import PackMeta, Segments, write_pack
+from gr_core.hashing import file_sha256
 from gr_core.model.embeddings import RowMap, Tables, TableSpec
 from gr_core.model.inputs import InputBuilder
 from gr_core.model.recommender import Recommender, new_recommender
@@ -154,6 +156,47 @@ class Net:
             return self.model(self.tables.weight[inputs.rows], inputs)
 
 
+EXAMPLE_2 = {
+    "item_id": [6, 7, 8, 6, 7, 7, 9, 6, 9, 10],
+    "actions": [1, 0, 2, 2, 1, 0, 0, 0, 0, 0],
+    "known": [3, 3, 3, 3, 3, 0, 0, 3, 0, 0],
+    "labels": [0, 0, 0, 0, 0, 1, 0, 0, 1, 0],
+    "label_known": [0, 0, 0, 0, 0, 3, 3, 0, 3, 1],
+    "time": [t * US for t in (2800, 2900, 3000, 4000, 6800, 5000, 7000, 3800, 3000, 4000)],
+    "position": [0, 1, 2, 3, 4, 4, 5, 0, 0, 1],
+    "lo": [0, 0, 0, 0, 0, 0, 0, 7, 7, 7],
+    "hi": [0, 1, 2, 3, 4, 4, 5, 7, 7, 8],
+    "supervise": [0, 0, 0, 0, 0, 1, 1, 0, 1, 1],
+    "weight": [1.0] * 10,
+}
+EXAMPLE_9_INDEX = {
+    "format": 1,
+    "tokens": "targets",
+    "role": "train",
+    "num_tokens": 10,
+    "num_segments": 2,
+    "num_targets": 4,
+    "num_supervised": 4,
+    "segment_starts": [0, 7, 10],
+    "segment_users": ["A", "B"],
+    "batch_segments": [0, 2],
+    "batch_weights": {"token": [4.0], "segment": [2.0], "event_weight": [4.0]},
+    "vocabulary": "v1",
+    "bound": {"commit": 1, "cutoff": "2025-06-02T00:00:00Z", "delta_version": 1},
+    "fingerprint": "sha256:...",
+}
+EXAMPLE_9_RUN = {
+    "packs": {"train": "packs/train"},
+    "vocabulary": {"item_id": {"rows": 11, "capacity": 16}},
+    "parent": None,
+    "output": "checkpoint",
+    "config": {"model": {}, "train": {}, "pack": {}},
+    "seed": 0,
+    "device": "auto",
+    "resume": True,
+}
+
+
 @dataclass(frozen=True)
 class PackMaker:
     """Writes packs and runs below one folder."""
@@ -166,6 +209,27 @@ class PackMaker:
         described = {"features": FEATURES, "actions": ACTIONS, "supervised": SUPERVISED, **values, **meta}
         write_pack(self.root / name, join(users), PackMeta(**described))
         return self.root / name
+
+    def example_9(self, name: str, *, labels: Mapping[int, int] | None = None, **more: Any) -> Path:
+        """Write example 2's pack by hand with example 9's index and RUN.json; return RUN.json's path.
+
+        Args:
+            name: Folder to write below.
+            labels: Token number to other label bits.
+            more: Keys that the index says besides.
+        """
+        folder = self.root / name
+        pack = folder / "packs/train"
+        pack.mkdir(parents=True, exist_ok=True)
+        columns = {**EXAMPLE_2, "labels": [(labels or {}).get(i, bits) for i, bits in enumerate(EXAMPLE_2["labels"])]}
+        # fields as pyarrow makes them: nullable, though nothing is null
+        table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in pack_schema(["item_id"])})
+        with pa.OSFile(str(pack / "pack.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        digests = {"pack.arrow": file_sha256(pack / "pack.arrow")}
+        (pack / "index.json").write_text(json.dumps({**EXAMPLE_9_INDEX, **more, "sha256": digests}))
+        (folder / "RUN.json").write_text(json.dumps(EXAMPLE_9_RUN))
+        return folder / "RUN.json"
 
     def edit(self, pack: Path, **changes: Any) -> Path:
         """Change entries of a pack's index, as another release would have written them."""

@@ -1,5 +1,7 @@
 """A pack read back: zero-copy views, relative starts, and refusal of what is damaged or of another format."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +102,37 @@ def test_what_is_no_pack_is_refused(tmp_path, packs, users):
     (path / "index.json").write_text("{")
     with pytest.raises(FormatError, match="no JSON"):
         PackReader(path)
+
+
+def test_an_index_as_in_example_9_is_filled_from_the_rows(packs):
+    """Features are the other columns, supervised the due bits, actions all bits in use; what the index says stays."""
+    path = packs.example_9("e").parent / "packs/train"
+
+    index = PackReader(path).index
+
+    assert (index["features"], index["actions"], index["supervised"]) == (["item_id"], ["action_0", "action_1"], 0b11)
+    assert (index["layout"], index["grouping"], index["token_budget"]) == ("packed", "none", 10)
+    assert index["bound"]["cutoff_us"] == 1_748_822_400_000_000
+    assert PackReader(path).batch(0).hi.tolist() == [0, 1, 2, 3, 4, 4, 5, 7, 7, 8]
+
+    named = packs.example_9("n", actions=["click", "like", "hate"], supervised=0b01).parent / "packs/train"
+    assert PackReader(named).index["actions"] == ["click", "like", "hate"]
+    assert PackReader(named).index["supervised"] == 0b01
+
+
+def test_what_example_9_says_is_required(packs):
+    """A key that example 9 has and the index lacks, a null, and missing targets are format errors by name."""
+    path = packs.example_9("e").parent / "packs/train"
+    with pytest.raises(FormatError, match=r"targets\.arrow"):
+        PackReader(path).targets()
+    index = json.loads((path / "index.json").read_text())
+    del index["batch_weights"]
+    (path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match="batch_weights"):
+        PackReader(path)
+    holed = packs.example_9("h", labels={2: None}).parent / "packs/train"
+    with pytest.raises(FormatError, match=r"nulls in .*labels"):
+        PackReader(holed).batch(0)
 
 
 def test_equal_rows_have_equal_digests(packs, users):
