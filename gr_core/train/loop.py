@@ -58,7 +58,12 @@ def train(run: Run, say: Say) -> dict[str, Any]:
         if time.monotonic() - said >= _PROGRESS_SECONDS or step == len(groups) - 1:
             said = time.monotonic()
             progress = {"step": step + 1, "steps": len(groups), "loss": night.mean_loss}
-            say({"event": "progress", **progress, "tokens_per_second": round(clock.tokens_per_second)})
+            progress |= {
+                "dense_learning_rate": night.dense.rates.last,
+                "sparse_learning_rate": night.sparse.rates.last,
+                "tokens_per_second": round(clock.tokens_per_second),
+            }
+            say({"event": "progress", **progress})
     return night.save(clock)
 
 
@@ -139,11 +144,10 @@ class Night:
         if step_weight <= 0:
             return
         self.model.train()
-        for place, number in enumerate(numbers):
-            if self.reader.index["batch_weights"]["token"][number] > 0:
-                self._micro_batch(
-                    number, np.random.default_rng([self.run.seed, self.global_step, place]), step_weight, clock
-                )
+        supervised = [i for i in numbers if self.reader.index["batch_weights"]["token"][i] > 0]
+        for place, number in enumerate(supervised):
+            rng = np.random.default_rng([self.run.seed, self.global_step, place])
+            self._micro_batch(number, rng, step_weight, clock)
         with clock.part("optimizer"):
             norm = self.dense.norm()
             if not bool(torch.isfinite(norm) & self.sparse.finite()):
@@ -233,6 +237,7 @@ class Night:
     def _state(self, clock: Attribution) -> dict[str, Any]:
         run = self.run
         metrics: dict[str, Any] = {"train/loss": self.mean_loss}
+        metrics |= self.dense.rates.metrics("dense") | self.sparse.rates.metrics("sparse")
         for name, found in zip(self.supervised, self._metrics.compute(), strict=True):
             metrics |= {
                 f"train/auc/{name}": found.auc,
@@ -249,7 +254,7 @@ class Night:
             "watermark": self.reader.index["bound"],
             "newest_supervised_us": self.newest,
             "vocabulary": {
-                "version": run.vocabulary_version,
+                "version": run.vocabulary_version or self.reader.index["vocabulary"],
                 "tables": {
                     t.name: {
                         "rows": t.rows,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,25 @@ def schedule(step: int, steps: int, config: TrainConfig) -> float:
     return config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+@dataclass(slots=True)
+class Rates:
+    """The learning rates that an optimizer moved at, in one night; None before its first step."""
+
+    first: float | None = None
+    peak: float | None = None
+    last: float | None = None
+
+    def add(self, rate: float) -> None:
+        """Note the rate of one step."""
+        self.first = rate if self.first is None else self.first
+        self.peak = rate if self.peak is None else max(self.peak, rate)
+        self.last = rate
+
+    def metrics(self, name: str) -> dict[str, float | None]:
+        """Return train/learning_rate/<name>/{first, peak, last}."""
+        return {f"train/learning_rate/{name}/{key}": getattr(self, key) for key in ("first", "peak", "last")}
+
+
 class DenseOptimizer:
     """AdamW over a model's parameters, its state by parameter name; weight decay on matrices only."""
 
@@ -45,6 +65,7 @@ class DenseOptimizer:
         others = [p for p in self.parameters.values() if p.dim() < 2]
         self.peak = config.dense_learning_rate
         self.clip_norm = config.clip_norm
+        self.rates = Rates()
         self._adamw = torch.optim.AdamW(
             [
                 {"params": matrices, "weight_decay": config.weight_decay},
@@ -76,6 +97,7 @@ class DenseOptimizer:
         if self.clip_norm:
             scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], scale)
+        self.rates.add(self.peak * factor)
         for group in self._adamw.param_groups:
             group["lr"] = self.peak * factor
         self._adamw.step()
@@ -103,6 +125,7 @@ class SparseOptimizer:
     def __init__(self, tables: Tables, config: TrainConfig) -> None:
         self._tables = tables
         self._peak = config.sparse_learning_rate
+        self.rates = Rates()
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._is_pad = torch.zeros(tables.map.num_rows, dtype=torch.bool, device=tables.weight.device)
         self._is_pad[torch.from_numpy(tables.map.pad_rows()).to(tables.weight.device)] = True
@@ -125,6 +148,7 @@ class SparseOptimizer:
         if self._parts:
             rows, grad = merge_gradients(self._parts)
             learning_rate = self._peak * factor
+            self.rates.add(learning_rate)
             rowwise_adagrad(self._tables.weight, self._tables.accumulator, rows, grad, learning_rate=learning_rate)
         self.zero_grad()
 

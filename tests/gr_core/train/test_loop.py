@@ -84,6 +84,7 @@ def test_warm_start_continues_everything(packs, users):
     assert second["watermark"]["commit"] == 9
     assert second["parent_digest"] == first["digest"]
     assert second["metrics"]["train/loss"] is None
+    assert second["metrics"]["train/learning_rate/dense/last"] is None
 
 
 def test_two_nights_are_reproducible_and_count_on(packs, users):
@@ -141,6 +142,68 @@ def test_f25_batches_without_targets_contribute_nothing(packs, users):
     assert mixed["metrics"]["train/count/click"] == alone["metrics"]["train/count/click"]
     assert np.isfinite(mixed["metrics"]["train/loss"])
     assert (empty["step"], empty["metrics"]["train/loss"], empty["metrics"]["train/auc/click"]) == (0, None, None)
+
+
+def test_f25_an_empty_micro_batch_changes_no_tensor(packs, users):
+    """A step with an empty micro-batch moves every tensor to where the step without it does, exactly (case F25)."""
+    blank = [dataclasses.replace(without_labels(users[8]), name=name) for name in ("x", "y")]
+    pack = packs.pack("p", [*users[6:8], *blank], token_budget=64)
+    nights = [loop.Night(packs.run(pack, "c")) for _ in range(3)]
+    weights = nights[0].reader.index["batch_weights"]["token"]
+    due, empty = ([i for i, w in enumerate(weights) if (w > 0) == wanted] for wanted in (True, False))
+    assert (len(due), len(empty)) == (2, 2)
+
+    for night, numbers in zip(nights, (due, [empty[0], *due], [due[0], *empty, due[1]]), strict=True):
+        night.step(numbers, 1.0, loop.Attribution(night.device, 64))
+
+    alone, *others = (
+        dict(night.model.named_parameters()) | night.dense.state() | night.tables.state() for night in nights
+    )
+    for other in others:
+        assert all(torch.equal(tensor, other[name]) for name, tensor in alone.items())
+    assert {(night.mean_loss, night.global_step) for night in nights} == {(nights[0].mean_loss, 1)}
+
+
+def test_f24_the_loss_is_divided_by_an_exact_count(packs, tokens, monkeypatch):
+    """5,001 loss tokens, which half precision cannot count (case F24): divided by 5001, in the step and in the mean."""
+    seen = []
+
+    def noted(losses, weights, step_weight):
+        seen.append((step_weight, float((losses.detach() * weights).sum() / 5001)))
+        return original(losses, weights, step_weight)
+
+    original = loop.batch_loss
+    monkeypatch.setattr(loop, "batch_loss", noted)
+    sizes = [(1, 50)] * 100 + [(1, 1)]
+    crowd = [tokens.random_user(f"u{i}", *size, seed=i) for i, size in enumerate(sizes)]
+
+    state = loop.train(packs.run(packs.pack("p", crowd, token_budget=6000), "c"), quiet)
+
+    ((step_weight, mean),) = seen
+    assert step_weight == 5001
+    assert state["metrics"]["train/loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_f8_every_night_runs_through_the_configured_schedule(packs, tokens, monkeypatch):
+    """Two nights of 10 steps (case F8): the same rates step by step, told in every line and kept in the state."""
+    monkeypatch.setattr(loop, "_PROGRESS_SECONDS", 0.0)
+    pack = packs.pack("p", [tokens.random_user(f"u{i}", 30, 4, seed=i) for i in range(10)], token_budget=60)
+    rates = {"dense_learning_rate": 0.02, "sparse_learning_rate": 0.4}
+    settings = {**rates, "warmup_fraction": 0.2, "final_fraction": 0.1}
+    lines = [[], []]
+
+    one = loop.train(packs.run(pack, "a", settings=settings), lines[0].append)
+    two = loop.train(packs.run(pack, "b", settings=settings, parent=packs.root / "a"), lines[1].append)
+
+    assert (one["step"], two["step"], len(lines[0])) == (10, 20, 10)
+    for kind in ("dense", "sparse"):
+        peak = rates[f"{kind}_learning_rate"]
+        first_night, second_night = ([line[f"{kind}_learning_rate"] for line in night] for night in lines)
+        assert first_night == second_night
+        assert [second_night[i] for i in (0, 1, -1)] == pytest.approx([0.5 * peak, peak, 0.1 * peak])
+        for state in (one, two):
+            kept = [state["metrics"][f"train/learning_rate/{kind}/{key}"] for key in ("first", "peak", "last")]
+            assert kept == pytest.approx([0.5 * peak, peak, 0.1 * peak])
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

@@ -42,7 +42,8 @@ def test_two_processes_give_one_digest_and_a_finished_one_trains_nothing(packs, 
         "digest": state["digest"],
         "step": state["step"],
     }
-    assert lines(first)[0].keys() == {"event", "step", "steps", "loss", "tokens_per_second"}
+    rates = {"dense_learning_rate", "sparse_learning_rate"}
+    assert lines(first)[0].keys() == {"event", "step", "steps", "loss", "tokens_per_second"} | rates
     assert {line["event"] for line in lines(first)[:-1]} == {"progress"}
     assert "Error" not in log
     assert lines(second)[-1]["digest"] == done["digest"]
