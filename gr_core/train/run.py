@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gr_core.data.batches import read_index
 from gr_core.errors import ConfigError, UsageError
+from gr_core.hashing import file_sha256, fingerprint
 from gr_core.model.embeddings import TableSpec, read_tables
 from gr_core.model.settings import ModelConfig
 from gr_core.train.settings import TrainConfig
+from gr_core.train.state import read_state
 
 S = TypeVar("S", ModelConfig, TrainConfig)
 
@@ -30,8 +33,9 @@ class Run:
     model: ModelConfig
     train: TrainConfig
     config: Mapping[str, Any]
-    """The resolved config as given, kept in the checkpoint."""
+    """The resolved config, defaults included, kept in the checkpoint."""
     fingerprint: str
+    """What the checkpoint is made of: a finished one with the same fingerprint is not trained again."""
     seed: int
     device: str
     resume: bool
@@ -43,7 +47,7 @@ def read_run(path: Path) -> Run:
     Raises:
         UsageError: Missing, no JSON, or a key is missing.
         ConfigError: A setting breaks a rule, or is unknown.
-        FormatError: A vocabulary table cannot be read.
+        FormatError: A vocabulary table cannot be read; or, where the file names no fingerprint, the pack or the parent.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -52,16 +56,18 @@ def read_run(path: Path) -> Run:
     root = path.parent
     try:
         vocabulary, config = values["vocabulary"], values["config"]
-        return Run(
+        model = settings_of(ModelConfig, config["model"], "model")
+        train = settings_of(TrainConfig, config["train"], "train")
+        run = Run(
             pack=root / values["packs"]["train"],
             tables=read_tables(vocabulary, root),
             vocabulary_version=values.get("vocabulary_version", ""),
             vocabulary_files={name: root / v["path"] for name, v in vocabulary.items() if v.get("path")},
             parent=root / values["parent"] if values.get("parent") else None,
             output=root / values["output"],
-            model=settings_of(ModelConfig, config["model"], "model"),
-            train=settings_of(TrainConfig, config["train"], "train"),
-            config=config,
+            model=model,
+            train=train,
+            config={**config, "model": asdict(model), "train": asdict(train)},
             fingerprint=values.get("fingerprint", ""),
             seed=int(values.get("seed", 0)),
             device=values.get("device", "auto"),
@@ -69,6 +75,23 @@ def read_run(path: Path) -> Run:
         )
     except KeyError as error:
         raise UsageError(f"RUN file {path} lacks the key {error}; see examples 9", where=str(path)) from error
+    return run if run.fingerprint else replace(run, fingerprint=_fingerprint(run))
+
+
+def _fingerprint(run: Run) -> str:
+    """Return the fingerprint of all that decides the checkpoint: settings, seed, vocabulary, parent and pack."""
+    read_index(run.pack, verify=True)
+    return fingerprint(
+        {
+            "config": run.config,
+            "seed": run.seed,
+            "vocabulary": {table.name: [table.rows, table.capacity, table.fallbacks] for table in run.tables},
+            "vocabulary_version": run.vocabulary_version,
+            "vocabulary_files": {name: file_sha256(file) for name, file in run.vocabulary_files.items()},
+            "parent": read_state(run.parent)["digest"] if run.parent else None,
+            "pack": file_sha256(run.pack / "index.json"),
+        }
+    )
 
 
 def settings_of(kind: type[S], values: Mapping[str, Any], section: str) -> S:

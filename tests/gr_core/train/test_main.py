@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from gr_core.data.batches import PackReader
+from gr_core.refs import Bound
 from gr_core.train.__main__ import main
 from gr_core.train.state import read_state
 
@@ -50,6 +52,62 @@ def test_two_processes_give_one_digest_and_a_finished_one_trains_nothing(packs, 
 
     assert main([str(files[0])]) == 0
     assert lines(capsys.readouterr().out) == [done]
+
+
+def test_example_9_trains_as_printed(packs, capsys):
+    """Example 2's pack with example 9's index and RUN.json: trained with defaults, and as with all keys written out."""
+    bare = packs.example_9("bare")
+    full = packs.example_9("full", **PackReader(bare.parent / "packs/train").index)
+
+    assert [main([str(path)]) for path in (bare, full)] == [0, 0]
+
+    first, second = (read_state(path.parent / "checkpoint") for path in (bare, full))
+    assert lines(capsys.readouterr().out)[-1]["digest"] == first["digest"] == second["digest"]
+    assert (first["step"], first["actions"], first["vocabulary"]["version"]) == (1, ["action_0", "action_1"], "v1")
+    assert [first["metrics"][f"train/count/action_{bit}"] for bit in (0, 1)] == [4, 3]
+    assert Bound.from_json(first["watermark"]) == Bound(commit=1, cutoff_us=1_748_822_400_000_000, delta_version=1)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda values: values.update(seed=1),
+        lambda values: values["config"]["train"].update(dense_learning_rate=0.1),
+        lambda values: values.update(parent="first"),
+        lambda values: values["vocabulary"]["item_id"].update(rows=12),
+    ],
+    ids=["seed", "config", "parent", "vocabulary"],
+)
+def test_an_edited_run_without_fingerprint_is_trained_again(packs, capsys, edit):
+    """RUN.json as in example 9: unedited it trains nothing the second time, edited it gives another checkpoint."""
+    path = packs.example_9("run")
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "output": "first"}))
+    assert main([str(path)]) == main([str(path)]) == 0
+    path.write_text(json.dumps(values))
+    assert main([str(path)]) == main([str(path)]) == 0
+    edit(values)
+    path.write_text(json.dumps(values))
+    assert main([str(path)]) == main([str(path)]) == 0
+
+    said = lines(capsys.readouterr().out)
+    assert [line["event"] for line in said] == ["progress", "done", "done"] * 3
+    digests = [line["digest"] for line in said if line["event"] == "done"]
+    assert digests[0] == digests[1] == digests[2] == digests[3] != digests[4] == digests[5]
+
+
+def test_an_edited_pack_is_trained_again(packs, capsys):
+    """Another row in the pack that RUN.json names: trained again; a pack that is not what its index says: exit 2."""
+    path = packs.example_9("run")
+    assert main([str(path)]) == 0
+    packs.example_9("run", labels={5: 0b10})
+    assert main([str(path)]) == 0
+    (path.parent / "packs/train/pack.arrow").write_bytes(b"damaged")
+    assert main([str(path)]) == 2
+
+    said = lines(capsys.readouterr().out)
+    assert [line["event"] for line in said] == ["progress", "done"] * 2 + ["error"]
+    assert said[1]["digest"] != said[3]["digest"]
 
 
 def test_bad_input_is_one_error_line_and_exit_2(packs, capsys):
