@@ -68,15 +68,15 @@ def test_unknown_actions_count_nowhere():
 
 
 def test_f24_counts_stay_exact_under_autocast(tokens):
-    """5,000 loss tokens under bf16 autocast (case F24): the denominator is 5000, logits and losses are fp32."""
+    """5,001 loss tokens, exact in fp32 only, under bf16 autocast (case F24): so is the denominator; losses are fp32."""
     head = SharedBottom(tokens.MODEL, 2)
-    inputs = [torch.randn(5000, width) for width in (16, 16, 16, count_features(tokens.MODEL, 2))]
+    inputs = [torch.randn(5001, width) for width in (16, 16, 16, count_features(tokens.MODEL, 2))]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = head(*inputs)
-        losses = token_losses(logits, torch.ones(5000, 2).bool(), torch.ones(5000, 2).bool(), torch.ones(2))
-        weight = torch.from_numpy(loss_weights("token", np.ones(5000, np.float32), np.zeros(5000, np.int64)))
+        losses = token_losses(logits, torch.ones(5001, 2).bool(), torch.ones(5001, 2).bool(), torch.ones(2))
+        weight = torch.from_numpy(loss_weights("token", np.ones(5001, np.float32), np.zeros(5001, np.int64)))
         mean = batch_loss(losses, weight, float(weight.sum()))
 
     assert weight.dtype == logits.dtype == losses.dtype == mean.dtype == torch.float32
-    assert float(weight.sum()) == 5000.0
+    assert float(weight.sum()) == 5001.0
     assert float(mean.detach()) == pytest.approx(float(losses.detach().double().mean()), rel=1e-5)

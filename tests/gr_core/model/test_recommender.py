@@ -115,17 +115,24 @@ def test_as_of(tokens):
     assert torch.allclose(rebuilt, together, atol=1e-5)
 
 
-def test_f1_other_users_values_change_nothing_at_equal_lengths(tokens, users):
-    """Another user with other rows, actions and times but equal lengths moves no logit, exactly (case F1)."""
+@pytest.mark.parametrize("changed", range(9))
+def test_f1_other_users_values_change_nothing_at_equal_lengths(tokens, users, changed):
+    """Another user with other rows, actions and times but equal lengths moves no logit, exactly (case F1).
+
+    Whoever it is, the first included; and one's times lie before the next one's, so that a gap over the border shows.
+    """
     net = tokens.Net()
-    last = users[-1]
-    other = tokens.random_user("other", 50, 10, seed=99)
-    count = int(last.supervise.sum())
+    days = 86_400 * tokens.US
+    users = [dataclasses.replace(user, time=user.time + (10 + 2 * i) * days) for i, user in enumerate(users)]
+    targets = int(users[changed].supervise.sum())
+    other = tokens.random_user("other", len(users[changed].time) - targets, targets, seed=100 + changed)
+    mine = np.repeat(np.arange(len(users)) == changed, [int(user.supervise.sum()) for user in users])
 
-    before, after = net.logits(users), net.logits([*users[:-1], other])
+    before = net.logits(users)
+    after = net.logits([other if i == changed else user for i, user in enumerate(users)])
 
-    assert torch.equal(before[:-count], after[:-count])
-    assert not torch.allclose(before[-count:], after[-count:], atol=1e-3)
+    assert torch.equal(before[~mine], after[~mine])
+    assert not torch.allclose(before[mine], after[mine], atol=1e-3)
 
 
 def test_f1_other_users_lengths_change_at_most_rounding(tokens, users):
