@@ -83,7 +83,10 @@ def test_what_is_incomplete_or_of_another_format_is_refused(tmp_path):
     (path / "state.json").write_text('{"format": 1}')
     (file,) = path.glob("*.safetensors")
     file.write_bytes(b"broken")
-    with pytest.raises(FormatError, match="cannot be read"):
+    with pytest.raises(FormatError, match="differs from the manifest"):
+        load_checkpoint(path)
+    (path / "manifest.json").write_text('{"files": {}}')
+    with pytest.raises(FormatError, match=r"safetensors cannot be read"):
         load_checkpoint(path)
     file.unlink()
     with pytest.raises(FormatError, match="no tensors"):
