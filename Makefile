@@ -24,7 +24,7 @@ nightly: $(INSTALLED)
 	$(BIN)/daybreak status --config conf/world.toml
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

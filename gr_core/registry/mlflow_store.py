@@ -327,13 +327,16 @@ def _build(target: Path, checkpoint: Path, state: Mapping[str, Any], *, run: str
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / DATA
         shutil.copytree(checkpoint, data)
+        code = [Path(folder) / name for name in ("gr_core", "kernels")]
+        for package in code:
+            shutil.copytree(_package(package.name), package, ignore=shutil.ignore_patterns("__pycache__"))
         described = signature.schema(state)
         mlflow.pyfunc.save_model(
             path=str(target),
             mlflow_model=Model(run_id=run, model_id=model_id),
             loader_module=LOADER,
             data_path=str(data),
-            code_paths=[str(_package(name)) for name in ("gr_core", "kernels")],
+            code_paths=[str(package) for package in code],
             signature=ModelSignature(
                 inputs=Schema.from_json(json.dumps(described["inputs"])),
                 outputs=Schema.from_json(json.dumps(described["outputs"])),

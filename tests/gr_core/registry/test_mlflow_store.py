@@ -98,7 +98,7 @@ def test_a_fresh_process_elsewhere_loads_the_champion(trained, store, registered
     done = subprocess.run(
         [sys.executable, "-c", LOAD, store.tracking_uri, "requests.parquet"],
         cwd=tmp_path,
-        env={**environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
+        env={**environ, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,
