@@ -136,6 +136,8 @@ def _nightly(options: argparse.Namespace, settings: Config, home: str) -> tuple[
         return _next_nights(options, settings, home)
     day = options.date or datetime.now(ZoneInfo(settings.lake.zone)).date() - timedelta(days=1)
     status = _one_night(options, settings, home, day)
+    if "forced" in status:
+        return status, DONE if status["forced"]["equal"] else FAILED
     return status, exit_status(status)
 
 
@@ -149,10 +151,16 @@ def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Da
     if done is not None and options.force is None:
         sys.stderr.write(f"night {key} is finished ({done['state']}, {done['gate']}); nothing to do\n")
         return done
+    if options.force is not None and not outcome.opened(home, key):
+        raise UsageError(
+            f"--force repeats a stage of an earlier night, and there was no night {key}; name one with --date",
+            where="force",
+        )
     if running_night(home) == key:
         sys.stderr.write(f"night {key} is already running; this start ends\n")
         return {"date": key, "state": "running", "reasons": [f"night {key} is already running; this start ends"]}
-    data.preflight(settings, home, day)
+    if done is None:
+        data.preflight(settings, home, day)
     _prepare(home)
     from flows.nightly import nightly
 
@@ -173,6 +181,8 @@ def _next_nights(options: argparse.Namespace, settings: Config, home: str) -> tu
     nights = []
     for _ in range(options.next):
         day = outcome.next_day(settings, home)
+        if settings.source.world is None and day >= datetime.now(ZoneInfo(settings.lake.zone)).date():
+            raise UsageError(f"the next day is {day}, which is not over yet in {settings.lake.zone}", where="next")
         nights.append(_one_night(options, settings, home, day))
     return {"nights": nights}, exit_status(nights[-1])
 
@@ -225,6 +235,11 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
         return
     from gr_core.report.status import render_status
 
+    if "forced" in value:
+        was, now = ([pair[side] for pair in value["forced"]["digests"]] for side in (0, 1))
+        word = "equal" if value["forced"]["equal"] else f"DIFFERENT: was {was}, now {now}"
+        sys.stdout.write(f"forced {value['forced']['stage']} of {value['date']}: {word}\n")
+        return
     nights = value.get("nights", [value])
     shown = value if "champion" in value else {"champion": None, "findings": [], "nights": nights}
     width = None if sys.stdout.isatty() else PIPED_WIDTH

@@ -38,12 +38,16 @@ class ProgressArtifact:
             logger.info("step %d of %d, loss %.4f", line["step"], line["steps"], line["loss"])
             self._logged = now
 
+    def finish(self) -> None:
+        """Show the bar full: also where a finished training was reused and said nothing."""
+        update_progress_artifact(self._id, progress=100.0)
+
 
 def train_with_progress(night: Night, packs: dict[str, Any], words: dict[str, Any]) -> dict[str, Any]:
     """Train the challenger and show its progress in the Prefect UI."""
     artifact = ProgressArtifact(night.key)
     result = training.train(night, packs, words, artifact)
-    artifact({"step": 1, "steps": 1, "loss": 0.0})
+    artifact.finish()
     return result
 
 

@@ -13,6 +13,11 @@ from gr_core.lake.journal import Journal, nights
 from gr_core.report.status import STALE_DAYS, Promise, build_status, night_object
 
 
+def opened(home: str, key: str) -> bool:
+    """Tell whether a night was ever opened; reads the journal alone."""
+    return key in nights(Journal(store.join(home, "lake", "journal")).entries())
+
+
 def finished(home: str, key: str) -> dict[str, Any] | None:
     """Return a finished night's object, or None when it has not finished; reads the journal alone."""
     record = nights(Journal(store.join(home, "lake", "journal")).entries()).get(key)

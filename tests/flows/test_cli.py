@@ -84,6 +84,8 @@ def test_bad_input_is_one_error_before_any_state_changes(
         (["nightly", "--nonsense"], "nonsense"),
         (["nightly", "--set", "train.lr=1"], "train.lr"),
         (["nightly", "--next", "0"], "--next"),
+        (["nightly", "--date", "2001-01-01", "--force", "train"], "no night 2001-01-01"),
+        (["nightly", "--date", "2001-01-01", "--force", "everything"], "everything"),
         (["backfill", "--start", "2025-06-02", "--end", "2025-06-01"], "--end"),
         (["status", "--config", "nowhere.toml"], "nowhere.toml"),
         (["no-such-command"], "no-such-command"),
@@ -91,10 +93,11 @@ def test_bad_input_is_one_error_before_any_state_changes(
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
 def test_bad_usage_is_exit_2_and_one_object(
-    capsys: pytest.CaptureFixture[str], words: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is wrong with a command, there is one JSON object that names it."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("DAYBREAK_HOME", str(tmp_path / "home"))
 
     status, value = run(capsys, *words)
 
