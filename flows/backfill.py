@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from datetime import date as Date
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
-from pydantic import Field
 
-from flows.nightly import ConfigPath, HomeUri, Overrides, nightly
+from flows.nightly import nightly
 from gr_core.errors import UsageError
 
 
@@ -22,13 +21,24 @@ def backfill_name() -> str:
 
 @flow(name="backfill", flow_run_name=backfill_name)
 def backfill(
-    start: Annotated[Date, Field(description="First lake day")],
-    end: Annotated[Date, Field(description="Last lake day, included")],
-    config: ConfigPath = "conf/world.toml",
-    home: HomeUri = None,
-    overrides: Overrides = [],  # noqa: B006 -- Prefect copies parameters
+    start: Date,
+    end: Date,
+    config: str = "conf/world.toml",
+    home: str | None = None,
+    overrides: list[str] = [],  # noqa: B006 -- Prefect copies parameters
 ) -> dict[str, Any]:
-    """Run the night of each day from `start` to `end`; finished ones are passed over."""
+    """Run the night of each day from `start` to `end`; finished ones are passed over.
+
+    Args:
+        start: First lake day.
+        end: Last lake day, included.
+        config: Path of the TOML config.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        overrides: Config overrides, each dotted.key=value.
+
+    Returns:
+        {"nights": [...]}, oldest first.
+    """
     if end < start:
         raise UsageError(f"--end {end} lies before --start {start}; swap them", where="end")
     days = [start + timedelta(days=n) for n in range((end - start).days + 1)]

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from datetime import date as Date
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -15,13 +15,12 @@ from prefect.futures import wait
 from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import unmapped
-from pydantic import Field
 
 from flows.scheduling import run_name, scheduled_day
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
-from gr_core.night import FORCEABLE, Night, night_key, open_night
+from gr_core.night import Night, night_key, open_night
 from gr_core.stages import data, judging, outcome
 from tasks.artifacts import publish_night
 from tasks.evaluate import evaluate
@@ -33,38 +32,38 @@ from tasks.sequences import build_bucket
 from tasks.train import train
 from tasks.vocabulary import grow_vocabulary
 
-Mode = Annotated[Literal["nightly", "backfill"], Field(description="How the night is recorded; leave as it is")]
+Mode = Literal["nightly", "backfill"]
+Force = Literal["sequences", "pack", "train", "evaluate"]
 
 logger = logging.getLogger("gr_core.flows")
 
 RUNNER: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=4)
 
-ConfigPath = Annotated[str, Field(description="Path of the TOML config")]
-Day = Annotated[
-    Date | None, Field(description="The lake day; empty: the day before the scheduled start, in the lake's zone")
-]
-ParentVersion = Annotated[
-    int | None, Field(description="Start from this registered version instead of the champion, as a separate attempt")
-]
-Force = Annotated[
-    Literal["sequences", "pack", "train", "evaluate"] | None,
-    Field(description="Repeat one stage of a finished night beside its result: " + ", ".join(FORCEABLE)),
-]
-HomeUri = Annotated[str | None, Field(description="URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>")]
-Overrides = Annotated[list[str], Field(description="Config overrides, each dotted.key=value")]
-
 
 @flow(name="nightly", flow_run_name=run_name, task_runner=RUNNER)
 def nightly(
-    config: ConfigPath = "conf/world.toml",
-    date: Day = None,
-    parent: ParentVersion = None,
-    force: Force = None,
-    home: HomeUri = None,
-    overrides: Overrides = [],  # noqa: B006 -- Prefect copies parameters
+    config: str = "conf/world.toml",
+    date: Date | None = None,
+    parent: int | None = None,
+    force: Force | None = None,
+    home: str | None = None,
+    overrides: list[str] = [],  # noqa: B006 -- Prefect copies parameters
     mode: Mode = "nightly",
 ) -> dict[str, Any] | State[Any]:
-    """Take one day of raw events to a gated, registered model, warm-started from the champion."""
+    """Take one day of raw events to a gated, registered model, warm-started from the champion.
+
+    Args:
+        config: Path of the TOML config.
+        date: The lake day; empty: the day before the scheduled start, in the lake's zone.
+        parent: Start from this registered version instead of the champion, as a separate attempt.
+        force: Repeat one stage of a finished night beside its result and compare digests.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        overrides: Config overrides, each dotted.key=value.
+        mode: How the night is recorded; leave as it is.
+
+    Returns:
+        The night, as `daybreak status --json` shows it.
+    """
     settings = load_config(config, overrides)
     day = date or scheduled_day(settings.lake.zone)
     where = home_uri(settings.name, home)
