@@ -54,6 +54,8 @@ __all__ = [
     "parse_config",
 ]
 
+_MAX_ERRORS = 5  # of one config, listed in its error
+
 
 class LakeConfig(Section):
     """What never changes in a home."""
@@ -237,7 +239,8 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> Config:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"config file {path} does not exist; name one of conf/*.toml with --config", where=str(path)
+            f"config file {path} does not exist (seen from {Path.cwd()}); name one of conf/*.toml with --config",
+            where=str(path),
         ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}", where=str(path)) from error
@@ -251,20 +254,45 @@ def parse_config(raw: dict[str, Any], *, where: str = "config") -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(_explain(key, first, where, error.error_count()), where=key or where) from error
+        found = error.errors(include_url=False)
+        # a list of which every entry is wrong also counts as too short: that is no error of its own
+        inner = {detail["loc"][:end] for detail in found for end in range(len(detail["loc"]))}
+        details = [detail for detail in found if not (detail["type"] == "too_short" and detail["loc"] in inner)]
+        keys = [_key(raw, detail["loc"]) for detail in details]
+        told = [_explain(key, detail) for key, detail in zip(keys, details, strict=True)]
+        raise ConfigError(f"{where}: {_listed(told)}", where=keys[0] or where) from error
 
 
-def _explain(key: str, first: Any, where: str, count: int) -> str:
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{where}: {key} is no known key; remove it or mend its spelling{more}"
-    if first["type"] in ("missing", "missing_argument"):
-        return f"{where}: {key} is missing; add it{more}"
-    text = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(first["input"], dict | BaseModel) else f", got {first['input']!r}"
-    return f"{where}: {key + ': ' if key else ''}{text}{shown}{more}"
+def _key(raw: Any, loc: tuple[int | str, ...]) -> str:
+    """Return a place as a dotted key; an entry of a list stands under its name where it has one."""
+    key, node = "", raw
+    for part in loc:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            node = None
+        name = node.get("name") if isinstance(part, int) and isinstance(node, dict) else None
+        key += f"[{name}]" if isinstance(name, str) and name else f".{part}"
+    return key.removeprefix(".")
+
+
+def _listed(told: list[str]) -> str:
+    """Return one error as it is, several one a line."""
+    if len(told) == 1:
+        return told[0]
+    lines = told[:_MAX_ERRORS] + ([f"and {len(told) - _MAX_ERRORS} more"] if len(told) > _MAX_ERRORS else [])
+    return "\n  ".join([f"{len(told)} errors", *lines])
+
+
+def _explain(key: str, detail: Any) -> str:
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{key} is no known key; remove it or mend its spelling"
+    if detail["type"] in ("missing", "missing_argument"):
+        return f"{key} is missing; add it"
+    text = detail["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(detail["input"], dict | BaseModel) else f", got {detail['input']!r}"
+    named = not key or text.startswith((f"{key}.", f"{key}:"))  # a rule across keys names its own
+    return f"{'' if named else f'{key}: '}{text}{shown}"
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:

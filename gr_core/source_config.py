@@ -136,18 +136,18 @@ class FeedConfig(Section):
     def _complete(self) -> Self:
         if self.role == "actions":
             if not (self.acted_at and self.on):
-                raise ValueError(f"feed {self.name}: an actions feed needs acted_at and on")
+                raise ValueError("an actions feed needs acted_at and on")
             return self
         missing = {"user_id", "item_id"} - set(self.columns)
         if missing:
-            raise ValueError(f"feed {self.name}: columns must map {sorted(missing)}")
+            raise ValueError(f"columns must map {sorted(missing)}")
         if self.shown_at is None:
-            raise ValueError(f"feed {self.name}: shown_at must be declared")
+            raise ValueError("shown_at must be declared")
         if bool(self.event_id) == bool(self.event_key):
-            raise ValueError(f"feed {self.name}: give event_id or event_key, one of the two")
+            raise ValueError("give event_id or event_key, one of the two")
         unknown = set(self.columns) - {"user_id", "item_id", "request_id"}
         if unknown:
-            raise ValueError(f"feed {self.name}: columns knows user_id, item_id, request_id, not {sorted(unknown)}")
+            raise ValueError(f"columns knows user_id, item_id, request_id, not {sorted(unknown)}")
         return self
 
 
@@ -194,7 +194,7 @@ class SourceConfig(Section):
 
     root: str
     """URI or path of the raw files; a relative path is below the working directory."""
-    visibility_delay_seconds: Delay = 0
+    visibility_delay_seconds: Delay = 0.0
     """From shown_at until the event is history: seconds, or SQL over the impression row."""
     lateness_seconds: int = Field(default=0, ge=0)
     """Added to every attribution window before a label is final."""
@@ -227,7 +227,9 @@ class SourceConfig(Section):
         for feed in self.feeds:
             unknown = (set(feed.actions) | set(feed.action_times)) - set(names)
             if unknown:
-                raise ValueError(f"feed {feed.name}: actions {sorted(unknown)} are not in source.actions {names}")
+                raise ValueError(
+                    f"source.feeds[{feed.name}]: actions {sorted(unknown)} are not in source.actions {names}"
+                )
         if sum(feed.role == "events" for feed in self.feeds) != 1:
             raise ValueError("source.feeds must have exactly one feed with role events")
         for name in names:

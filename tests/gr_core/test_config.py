@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,66 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
             load_config(path)
 
 
+def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is below the working directory, which the error names."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match=re.escape(f"conf/a.toml does not exist (seen from {Path.cwd()})")):
+        load_config("conf/a.toml")
+
+
+def minimal() -> dict[str, Any]:
+    """Return the fewest values that are a config."""
+    feed = {
+        "name": "clicks",
+        "path": "*.csv",
+        "event_id": "id",
+        "shown_at": {"column": "ts", "unit": "s"},
+        "columns": {"user_id": "uid", "item_id": "item"},
+    }
+    return {"name": "t", "source": {"root": "raw", "actions": [{"name": "click"}], "feeds": [feed]}}
+
+
+def test_a_minimal_config_dumps_without_a_warning() -> None:
+    """Every default has the type of its field, and a default written out is the same config."""
+    config = parse_config(minimal())
+    written = minimal()
+    written["source"]["visibility_delay_seconds"] = 0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config.resolved()
+        config.model_dump_json()
+    assert parse_config(written).fingerprint() == config.fingerprint()
+
+
+def test_a_rule_of_a_feed_names_the_feed_once() -> None:
+    """An entry of a list stands under its name, not its place; without a name, under its place."""
+    values = minimal()
+    del values["source"]["feeds"][0]["event_id"]
+    with pytest.raises(ConfigError) as caught:
+        parse_config(values, where="a.toml")
+    assert caught.value.message == "a.toml: source.feeds[clicks]: give event_id or event_key, one of the two"
+
+    del values["source"]["feeds"][0]["name"]
+    with pytest.raises(ConfigError, match=r"source\.feeds\.0\.name is missing"):
+        parse_config(values)
+
+
+def test_up_to_five_errors_are_listed_one_a_line() -> None:
+    """Two errors are both told in full; of seven, five and how many more."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config({**minimal(), "modell": {}, "pack": {"seed": -1}}, where="a.toml")
+    first, *lines = caught.value.message.splitlines()
+    assert first == "a.toml: 2 errors"
+    assert [line.split()[0] for line in lines] == ["pack.seed:", "modell"]
+
+    with pytest.raises(ConfigError) as caught:
+        parse_config({**minimal(), **{f"key{n}": n for n in range(7)}}, where="a.toml")
+    assert len(caught.value.message.splitlines()) == 1 + 5 + 1
+    assert caught.value.message.endswith("and 2 more")
+
+
 def test_overrides_read_toml_values_and_plain_text() -> None:
     """0.1 and 0.10 are one value, so one fingerprint; a bare word is text (case B4)."""
     one = load_config(KUAIRAND, ["train.dense_learning_rate=0.1", "source.root=some/where"])
@@ -165,8 +227,11 @@ def test_a_path_of_raw_files_lies_below_the_root(owner: str, path: str) -> None:
     """An absolute path, one that climbs, an empty one and a ** that is no folder are named by their key."""
     values = load_config(KUAIRAND).resolved()
     values["source"][owner][0]["path"] = path
+    name = values["source"][owner][0]["name"]
 
-    with pytest.raises(ConfigError, match=rf"source\.{owner}\.0\.path: must (be a path below|have \*\* alone)"):
+    with pytest.raises(
+        ConfigError, match=rf": source\.{owner}\[{name}\]\.path: must (be a path below|have \*\* alone)"
+    ):
         parse_config(values)
 
 
