@@ -60,23 +60,32 @@ def build_status(
 
     Returns:
         {"champion": {"version", "date", "age_days"} or null, "findings": [{"level", "where", "message"}],
-        "nights": [`night_object`, by date]}.
+        "nights": [`night_object`, by date]}; age_days is null where the champion's date is after today.
     """
     records = [_seen(record, running) for record in nights(entries).values()]
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
-    age = None if best is None else (today - Date.fromisoformat(best.date)).days
+    age = None if best is None else _age(best, today)
     found = _newest(records, best)
     if promise is not None and (late := _late(records, promise)) is not None:
         found.append(late)
     if best is not None and age is not None and stale_days is not None and age > stale_days:
-        message = f"champion {best.version} of {best.date} is {age} days old, more than {stale_days}"
+        message = f"champion {best.version} of {best.date} is {_days(age)} old, more than {stale_days}"
         found.append(_finding("warning", "champion", f"{message}; see why later nights were not promoted"))
     return {
         "champion": None if best is None else {"version": best.version, "date": best.date, "age_days": age},
         "findings": found,
         "nights": [night_object(record, supervised) for record in records],
     }
+
+
+def _age(best: Champion, today: Date) -> int | None:
+    age = (today - Date.fromisoformat(best.date)).days
+    return age if age >= 0 else None
+
+
+def _days(number: int) -> str:
+    return f"{number} day{'' if number == 1 else 's'}"
 
 
 def _seen(record: NightRecord, running: str | None) -> NightRecord:
@@ -178,7 +187,12 @@ def render_status(status: Mapping[str, Any]) -> RenderableType:
         status: The object of `build_status`; `nights` may be any subset, `champion` may be None.
     """
     best = status.get("champion")
-    head = f"champion: version {best['version']} of {best['date']}, {best['age_days']} days old" if best else None
+    findings = status.get("findings", [])
+    styles = {"error": "bold red", "warning": "yellow"}
+    found = [Text(f"{f['level']}: {f['message']}", styles.get(f["level"], "")) for f in findings]
+    if best is None and not status["nights"]:
+        return Group(Text("no night yet; run daybreak nightly"), *found)
+    head = _head(best) if best else None
     actions = list(dict.fromkeys(name for night in status["nights"] for name in night.get("next_day", {})))
     table = Table(title=head, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("date", "state", "gate"):
@@ -189,10 +203,21 @@ def render_status(status: Mapping[str, Any]) -> RenderableType:
     for night in status["nights"]:
         table.add_row(*_cells(night, actions))
     lines: list[RenderableType] = [table]
-    lines += [Text(f"{night['date']}: {'; '.join(night['reasons'])}", "dim") for night in _explained(status["nights"])]
-    styles = {"error": "bold red", "warning": "yellow"}
-    lines += [Text(f"{f['level']}: {f['message']}", styles.get(f["level"], "")) for f in status.get("findings", [])]
-    return Group(*lines)
+    for night in _explained(status["nights"]):
+        reasons = [reason for reason in night["reasons"] if not _told(night, reason, findings)]
+        lines += [Text(f"{night['date']}: {'; '.join(reasons)}", "dim")] if reasons else []
+    return Group(*lines, *found)
+
+
+def _head(best: Mapping[str, Any]) -> str:
+    age = best["age_days"]
+    return f"champion: version {best['version']} of {best['date']}" + ("" if age is None else f", {_days(age)} old")
+
+
+def _told(night: Mapping[str, Any], reason: str, findings: Sequence[Mapping[str, str]]) -> bool:
+    """Tell whether a finding about this night (of the main line, so no experiment) says the reason already."""
+    own = [f["message"] for f in findings if f["where"] == night["date"] and "experiment" not in night]
+    return any(reason in message for message in own)
 
 
 def _explained(shown: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -197,6 +197,42 @@ def test_the_table_has_one_line_a_night():
     assert any("rolled back by an operator" in line for line in lines)
 
 
+@pytest.mark.parametrize("kind", ["held", "failed"])
+def test_a_reason_is_printed_once(kind):
+    """What the finding about the newest night says is not said again; an older night keeps its line."""
+    journal = example_entries()[: 4 + 5]
+    reason = HELD
+    if kind == "failed":
+        rows = [(e.kind, e.night, e.payload) for e in journal]
+        rows += [opened("2025-06-03"), ("failed", "2025-06-03", {"stage": "train", "error": "killed"})]
+        journal, reason = entries(rows), "failed in train: killed"
+    text = " ".join(shown(build_status(journal, today=date(2025, 6, 3))).split())
+
+    assert text.count(reason) == 1
+    assert text.count(HELD) == 1
+
+
+def test_an_empty_home_says_what_to_do():
+    """No table of nothing; what is found is still said."""
+    empty = build_status([], today=date(2025, 6, 5))
+
+    assert shown(empty).strip() == "no night yet; run daybreak nightly"
+    late = Promise(ready_by="04:30", zone="UTC", now_us=JUNE_1 + 5 * HOUR)
+    assert "was not done by 04:30" in shown(build_status([], today=date(2025, 6, 1), promise=late))
+
+
+@pytest.mark.parametrize(
+    ("today", "age", "head"),
+    [(5, 1, "2025-06-04, 1 day old"), (4, 0, "2025-06-04, 0 days old"), (3, None, "2025-06-04")],
+)
+def test_a_champion_is_never_of_a_negative_age(today, age, head):
+    """One day is a day; a champion dated after today has no age."""
+    status = build_status(example_entries(), today=date(2025, 6, today))
+
+    assert status["champion"]["age_days"] == age
+    assert shown(status).splitlines()[0].strip() == f"champion: version 4 of {head}"
+
+
 def test_the_table_takes_nights_without_figures():
     """A night that is only known to be running elsewhere is shown, not refused."""
     bare = {"champion": None, "findings": [], "nights": [{"date": "2025-06-01", "state": "running"}]}
