@@ -191,8 +191,8 @@ def open_night(
             journal.append("opened", key, payload, at_us=at_us, expect=expect)
         except JournalMoved:
             continue  # another command wrote first: look again, its entry may pin this very night
-        version = night.parent.version if night.parent else None
-        logger.info("night %s opened: parent version %s, cutoff %s", key, version, iso(night.cutoff_us))
+        parent = f"parent version {night.parent.version}" if night.parent else "no parent"
+        logger.info("night %s opened: %s, cutoff %s", key, parent, iso(night.cutoff_us))
         return night
 
 

@@ -98,9 +98,9 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
     parts = [_empty(config)]
     for place, (file, schema) in enumerate(zip(own, feed_schemas(feed, own), strict=True)):
         for key, time in times.values():
-            expressions.check_time(time, key, schema, file.uri)
+            expressions.check_time(time, key, schema, file.uri, feed)
         for value in values:
-            expressions.check_value(value, schema, file.uri)
+            expressions.check_value(value, schema, file.uri, feed)
         raw = _read(feed, file, schema, values)
         parts.append(_contract(config, day, feed, raw, schema).with_columns(pl.lit(place, pl.Int32).alias(_FILE)))
     rows = pl.concat(parts)
@@ -123,8 +123,8 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         bad_action_times=int(events[_UNREADABLE].sum()),
     )
     batch.check()
-    logger.info(
-        "feed %s of %s: %d rows in %d files, %d events, %d duplicates, %d quarantined",
+    logger.debug(
+        "feed %s of %s: read %d (files %d), events %d, duplicates %d, quarantined %d",
         *(feed.name, day, batch.read, len(own), events.height, batch.duplicates, batch.quarantine.height),
     )
     return batch

@@ -6,6 +6,7 @@ the error that says which file, column or dotted key is wrong. Nothing here read
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _EXPECTED = {
     "flag": "a boolean (write a comparison such as is_click = 1)",
     "number": "a number of seconds",
 }
+_TYPES: dict[Kind, str] = {"flag": "bool", "number": "float64"}  # what a text column would be declared for them
 # Polars' own test for this (meta.is_row_separable) needs the schema, and calls a RANK() OVER row-wise
 _OTHER_ROWS = re.compile(
     r"\b(over|select|avg|corr|count|covar\w*|first|last|max|median|min|quantile\w*|std\w*|sum|var|var_pop|var_samp|variance|\w+_agg)\s*\(",
@@ -140,7 +142,7 @@ def normal(dtype: pl.DataType) -> pl.DataType:
     return dtype
 
 
-def check_value(wanted: Wanted, schema: Schema, file: str) -> None:
+def check_value(wanted: Wanted, schema: Schema, file: str, owner: FeedConfig | TableConfig) -> None:
     """Check that a value's SQL resolves against one raw file and has a usable type.
 
     Raises:
@@ -148,7 +150,8 @@ def check_value(wanted: Wanted, schema: Schema, file: str) -> None:
             column, type, expected type).
     """
     for column in wanted.roots:
-        _present(column, wanted.key, schema, file)
+        _present(column, wanted.key, schema, file, owner)
+    texts = [column for column in wanted.roots if schema[column] == pl.String]
     types = ", ".join(f"{column} {schema[column]}" for column in wanted.roots)
     try:
         empty = pl.DataFrame(schema=dict(schema))
@@ -156,20 +159,21 @@ def check_value(wanted: Wanted, schema: Schema, file: str) -> None:
     except pl.exceptions.PolarsError as error:
         raise DataContractError(
             f"{file}: {wanted.key} = {wanted.sql!r} cannot be applied to {types}: {_first_line(error)}; "
-            "mend the file or the expression",
+            f"mend the file or the expression{_declare(owner, texts, 'int64')}",
             where=file,
         ) from error
     if not _usable(wanted.kind, dtype):
         raise DataContractError(
             f"{file}: {wanted.key} = {wanted.sql!r} has type {dtype} (columns: {types}), "
-            f"expected {_EXPECTED[wanted.kind]}; mend the file or the expression",
+            f"expected {_EXPECTED[wanted.kind]}; mend the file or the expression"
+            f"{_declare(owner, texts, _TYPES.get(wanted.kind, 'int64'))}",
             where=file,
         )
 
 
-def check_time(time: TimeColumn, key: str, schema: Schema, file: str) -> None:
+def check_time(time: TimeColumn, key: str, schema: Schema, file: str, owner: FeedConfig) -> None:
     """Check that a declared time's column exists and has the declared kind; raises as `check_value` does."""
-    _present(time.column, key, schema, file)
+    _present(time.column, key, schema, file, owner)
     dtype = schema[time.column]
     if dtype == pl.Null or dtype.is_(pl.Date) or isinstance(dtype, pl.Datetime):
         return
@@ -180,9 +184,10 @@ def check_time(time: TimeColumn, key: str, schema: Schema, file: str) -> None:
     else:
         usable, expected = False, "a timestamp; for integers declare unit, for text declare format"
     if not usable:
+        texts = [time.column] if time.unit is not None and dtype == pl.String else []
         raise DataContractError(
             f"{file}: column {time.column} of {key} has type {dtype}, expected {expected}; "
-            "mend the file or the declaration",
+            f"mend the file or the declaration{_declare(owner, texts, 'int64')}",
             where=file,
         )
 
@@ -239,13 +244,24 @@ def _usable(kind: Kind, dtype: pl.DataType) -> bool:
     return plain or (kind == "text" and (dtype.is_numeric() or dtype == pl.Boolean or dtype.is_(pl.Date)))
 
 
-def _present(column: str, key: str, schema: Schema, file: str) -> None:
+def _present(column: str, key: str, schema: Schema, file: str, owner: FeedConfig | TableConfig) -> None:
     if column not in schema:
         there = sorted(name for name in schema if not name.startswith("\x00"))  # those are the reader's own
         raise DataContractError(
-            f"{file}: column {column} is missing, {key} needs it; the columns there are: {there}",
+            f"{file}: column {column} is missing, {key} needs it; the columns there are: {there}"
+            f"{_declare(owner, [column], 'string') if owner.format == 'ndjson' else ''}",
             where=file,
         )
+
+
+def _declare(owner: FeedConfig | TableConfig, columns: list[str], kind: str) -> str:
+    """Return how to declare a column's type, to follow a remedy; "" where no column or the file's format needs it."""
+    if not columns or owner.format == "parquet":
+        return ""
+    key = f"source.{'tables' if isinstance(owner, TableConfig) else 'feeds'}[{owner.name}].types"
+    rule = f"is text unless {key} declares it" if owner.format == "csv" else f"is read only where {key} declares it"
+    name = columns[0] if re.fullmatch(r"[A-Za-z0-9_-]+", columns[0]) else json.dumps(columns[0])
+    return f'; {"a csv" if owner.format == "csv" else "an ndjson"} column {rule}, e.g. types = {{ {name} = "{kind}" }}'
 
 
 def _first_line(error: BaseException) -> str:

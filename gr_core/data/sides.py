@@ -75,7 +75,7 @@ def _read(table: TableConfig, files: list[SourceFile]) -> pl.DataFrame:
     for file in files:
         schema = rawfile.read_schema(file.uri, table.format, table.types, f"source.tables[{table.name}]")
         for value in values:
-            expressions.check_value(value, schema, file.uri)
+            expressions.check_value(value, schema, file.uri, table)
         raw = rawfile.read_frame(file.uri, table.format, table.types, expressions.raw_columns(values), schema)
         parts.append(raw.with_columns(expressions.text(value) for value in values).select(names))
     keys = [name for name in names if name.startswith("on:")]

@@ -122,7 +122,7 @@ def grow(
     for name, frame in counts.items():
         old = parent.tables.get(name) if parent is not None else None
         tables[name] = _grow_table(old, frame, rules[name])
-        logger.info("vocabulary %s: %d rows of %d", name, tables[name].rows, tables[name].capacity)
+        logger.info("vocabulary %s: %d entries, capacity %d", name, tables[name].rows, tables[name].capacity)
     return Vocabulary(version=_version(tables), tables=tables)
 
 

@@ -138,6 +138,7 @@ class EventTable:
             made = self.find(night)
             if made is None:
                 raise CommitConflict(f"the commit of night {night} is not in the table", where=self.uri)
+            _log(made)
             return made
         raise CommitConflict(
             f"night {night}: other writers won {_ATTEMPTS} attempts to commit to {self.uri}; run it again when they "
@@ -331,6 +332,15 @@ def _commits(table: DeltaTable) -> list[Commit]:
         if COMMIT_KEY in entry
     ]
     return sorted(found, key=lambda commit: commit.number)
+
+
+def _log(made: Commit) -> None:
+    rows, why = made.rows, ", ".join(f"{reason} {count}" for reason, count in made.reasons.items())
+    logger.info(
+        "night %s ingested as commit %d: read %d, committed %d, duplicates %d, quarantined %d%s",
+        *(made.night, made.number, rows.read, rows.committed, rows.duplicates, rows.quarantined),
+        f" ({why})" if why else "",
+    )
 
 
 def _record(batch: Batch, plan: _Plan, *, number: int, night: str, path: str) -> Commit:

@@ -11,6 +11,7 @@ import logging
 import re
 from dataclasses import dataclass
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -128,14 +129,14 @@ def preflight(config: Config, day: date, *, bootstrap: bool) -> list[SourceFile]
         found = list_table(config, day, table)
         if not found and ("{date}" not in table.path or not snapshots(config, table)):
             raise DataContractError(
-                f"side table {table.name}: no file matches {store.join(source.root, table.path)}; "
+                f"side table {table.name}: no file matches {store.join(source.root, table.path)}{_rootless(config)}; "
                 f"deliver it or remove the table from source.tables",
                 where=table.path,
             )
         for file in found:
             schema = rawfile.read_schema(file.uri, table.format, table.types, f"source.tables[{table.name}]")
             for value in expressions.table_values(table):
-                expressions.check_value(value, schema, file.uri)
+                expressions.check_value(value, schema, file.uri, table)
         files += found
     return files
 
@@ -158,9 +159,9 @@ def _check_feed(config: Config, feed: FeedConfig, files: list[SourceFile]) -> No
     times = expressions.feed_times(feed)
     for file, schema in zip(files, feed_schemas(feed, files), strict=True):
         for key, time in times.values():
-            expressions.check_time(time, key, schema, file.uri)
+            expressions.check_time(time, key, schema, file.uri, feed)
         for value in values:
-            expressions.check_value(value, schema, file.uri)
+            expressions.check_value(value, schema, file.uri, feed)
 
 
 def _supported(config: Config) -> None:
@@ -177,18 +178,27 @@ def _supported(config: Config) -> None:
 
 def _missing(config: Config, day: date, feed: FeedConfig) -> None:
     pattern = store.join(config.source.root, feed.path.replace("{date}", day.isoformat()))
+    rootless = _rootless(config)
     if feed.role == "bootstrap":
         raise DataContractError(
-            f"feed {feed.name}: no file matches {pattern}; deliver the history or remove the bootstrap feed",
+            f"feed {feed.name}: no file matches {pattern}{rootless}; deliver the history or remove the bootstrap feed",
             where=pattern,
         )
     if config.source.missing_day == "stop":
         raise DataContractError(
-            f"day {day} is missing: no file of feed {feed.name} matches {pattern}; deliver it, or set "
+            f"day {day} is missing: no file of feed {feed.name} matches {pattern}{rootless}; deliver it, or set "
             'source.missing_day = "warn" to go on with what is due',
             where=pattern,
         )
-    logger.warning("day %s is missing: no file of feed %s matches %s", day, feed.name, pattern)
+    logger.warning("day %s is missing: no file of feed %s matches %s%s", day, feed.name, pattern, rootless)
+
+
+def _rootless(config: Config) -> str:
+    """Return that a local source root is not there, to follow what was not found below it; "" where it is."""
+    root = config.source.root
+    if not store.is_local(root) or store.local_path(root).exists():
+        return ""
+    return f", source.root {root} does not exist (seen from {Path.cwd()})"
 
 
 def _listed(config: Config, pattern: str, feed: str, ignore: tuple[str, ...]) -> list[SourceFile]:

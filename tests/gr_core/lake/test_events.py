@@ -52,6 +52,20 @@ def test_one_ingestion_is_one_commit_that_tells_all(tmp_path: Path) -> None:
     assert (tmp_path / "lake" / "quarantine" / "commit=1").is_dir()
 
 
+def test_final_counts_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The counts with what the table knew and capped, when they are committed; a repeated ingestion says nothing."""
+    config = make_config(daily_cap=1)
+    events = table(tmp_path, config)
+    caplog.set_level("INFO")
+    for _ in range(2):
+        events.ingest("n1", batch(config, event("a"), event("b"), bad=2, duplicates=3), parent=None)
+
+    assert [record.getMessage() for record in caplog.records if record.name == "gr_core.lake.events"] == [
+        "night n1 ingested as commit 1: read 7, committed 1, duplicates 3, quarantined 3 "
+        "(null_user 2, over_daily_cap 1)"
+    ]
+
+
 def test_a_night_ingests_once(tmp_path: Path) -> None:
     """A repeated ingestion returns the night's commit and writes nothing, also after later commits."""
     config = make_config()

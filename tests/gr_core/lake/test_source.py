@@ -99,6 +99,59 @@ def test_a_missing_day_stops_or_warns_as_configured(tmp_path: Path) -> None:
     assert preflight(make_config(tmp_path, missing_day="warn"), DAY, bootstrap=False) == []
 
 
+def test_a_missing_root_is_told_from_a_missing_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the root itself is not there: the root as configured, and where it was looked for."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataContractError) as got:
+        preflight(make_config(Path("raw")), DAY, bootstrap=False)
+    assert f"source.root raw does not exist (seen from {Path.cwd()})" in got.value.message
+
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(DataContractError, match="day 2025-06-01 is missing") as got:
+        preflight(make_config(Path("raw")), DAY, bootstrap=False)
+    assert "source.root raw" not in got.value.message
+
+
+@pytest.mark.parametrize(
+    ("feed", "text", "hint"),
+    [
+        ({"format": "csv", "types": {"ts": "int64"}}, "cannot be applied", 'clicked = "int64"'),
+        (
+            {"format": "csv", "types": {"ts": "int64"}, "actions": {"click": "clicked"}},
+            "expected a boolean",
+            'clicked = "bool"',
+        ),
+        ({"format": "csv"}, "expected an integer", 'ts = "int64"'),
+        ({"format": "ndjson", "types": dict.fromkeys(("uid", "item"), "int64")}, "is missing", 'ts = "string"'),
+    ],
+)
+def test_a_text_file_without_a_declared_type_says_how_to_declare_it(
+    tmp_path: Path, feed: dict[str, Any], text: str, hint: str
+) -> None:
+    """Undeclared, a csv column is text and an ndjson column is not read: the error shows the declaration to write."""
+    path = tmp_path / "dt=2025-06-01" / "a"
+    path.parent.mkdir()
+    if feed["format"] == "csv":
+        pl.DataFrame([ROW]).write_csv(path)
+        rule = "a csv column is text unless source.feeds[log].types declares it"
+    else:
+        pl.DataFrame([ROW]).write_ndjson(path)
+        rule = "an ndjson column is read only where source.feeds[log].types declares it"
+
+    with pytest.raises(DataContractError, match=text) as got:
+        preflight(make_config(tmp_path, feed), DAY, bootstrap=False)
+
+    assert got.value.message.endswith(f"; {rule}, e.g. types = {{ {hint} }}")
+
+
+def test_a_parquet_file_brings_its_types(tmp_path: Path) -> None:
+    """Nothing is said of declarations where they would change nothing."""
+    put(tmp_path / "dt=2025-06-01" / "a.parquet", clicked=["1"])
+
+    with pytest.raises(DataContractError, match=r"mend the file or the expression$"):
+        preflight(make_config(tmp_path), DAY, bootstrap=False)
+
+
 def test_a_file_without_rows_is_no_missing_day(tmp_path: Path) -> None:
     """A file with the columns and no row says that the day was empty."""
     path = put(tmp_path / "dt=2025-06-01" / "a.parquet")
