@@ -258,7 +258,7 @@ def read_index(path: Path, *, verify: bool) -> dict[str, Any]:
         )
     missing = [name for name in _REQUIRED if name not in index]
     if missing:
-        raise FormatError(f"{path / 'index.json'} lacks {missing} (examples 9); pack again", where=str(path))
+        raise FormatError(f"{path / 'index.json'} lacks {missing}; pack again", where=str(path))
     for name, expected in index["sha256"].items():
         file = path / name
         if not file.exists() or (verify and file_sha256(file) != expected):

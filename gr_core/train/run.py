@@ -52,7 +52,9 @@ def read_run(path: Path) -> Run:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"RUN file {path} cannot be read: {error}; see examples 9", where=str(path)) from error
+        raise UsageError(
+            f"RUN file {path} cannot be read: {error}; give the path of a RUN.json", where=str(path)
+        ) from error
     root = path.parent
     try:
         vocabulary, config = values["vocabulary"], values["config"]
@@ -74,7 +76,10 @@ def read_run(path: Path) -> Run:
             resume=bool(values.get("resume", True)),
         )
     except KeyError as error:
-        raise UsageError(f"RUN file {path} lacks the key {error}; see examples 9", where=str(path)) from error
+        raise UsageError(
+            f"RUN file {path} lacks the key {error}; give vocabulary, config.model, config.train, packs.train and output",
+            where=str(path),
+        ) from error
     return run if run.fingerprint else replace(run, fingerprint=_fingerprint(run))
 
 

@@ -45,7 +45,7 @@ def test_a_file_that_is_no_run_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         read_run(tmp_path / "RUN.json")
     (tmp_path / "RUN.json").write_text("{}")
-    with pytest.raises(UsageError, match="vocabulary"):
+    with pytest.raises(UsageError, match=r"lacks the key 'vocabulary'; give .*packs\.train and output$"):
         read_run(tmp_path / "RUN.json")
 
 
