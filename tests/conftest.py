@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["TZ"] = "UTC"
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="daybreak-tests-prefect-")  # never the user's own
+atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 os.environ.pop("DAYBREAK_HOME", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 

@@ -148,8 +148,14 @@ def test_a_second_start_of_a_running_night_says_so(tmp_path: Path, capsys: pytes
 def start(config: Path, home: Path, day: str) -> subprocess.Popen[str]:
     """Start `daybreak nightly` as its own process."""
     words = ["-m", "flows.cli", "nightly", "--config", str(config), "--home", str(home), "--date", day, "--json"]
+    variables = {key: value for key, value in os.environ.items() if key != "PREFECT_HOME"}  # its own: below the home
     return subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
 
 
@@ -202,6 +208,7 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
     assert again.returncode in (0, 3)
     assert night["attempts"] == 2
     assert {path: path.stat().st_mtime_ns for path in manifests} == manifests
+    assert (home / "prefect" / "prefect.db").exists()
     for key in ("gate", "version", "rows", "due_events", "supervised_events", "new_events", "holdout_events"):
         assert night[key] == undisturbed[key], key
     states = [json.loads(next((h / "nights" / DAY).glob("checkpoint-*/state.json")).read_text()) for h in (home, calm)]
