@@ -7,6 +7,7 @@ inside the parent's watermark, so late data, backfills, rejections and rollbacks
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -126,3 +127,55 @@ def new_mask(
         context = pl.col("commit").is_in(sorted(context_commits))
         mask = pl.when(context).then(pl.lit(0, pl.Int32)).otherwise(mask)
     return mask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DueScope:
+    """The bounds that decide what is due, new and held out for one night."""
+
+    now: Bound
+    parent: Bound | None
+    earlier: tuple[Bound, ...]
+    """Bounds of the finished nights: what lies inside one of them is not new."""
+    since: Bound | None
+    """Bound of the gate's window start: holdout events outside it and inside `now` are judged."""
+    context_commits: frozenset[int]
+    """Commits that are context only: never due, never new."""
+    action_names: tuple[str, ...]
+    supervised: int
+
+    @property
+    def parent_commit(self) -> int:
+        """The newest commit the parent has seen; 0 without a parent."""
+        return self.parent.commit if self.parent else 0
+
+    def identity(self) -> str:
+        """Return what the masks depend on, as text."""
+        return repr(self)
+
+    def masks(self, events: pl.DataFrame, holdout: pl.Series) -> dict[str, pl.Series]:
+        """Return int32 masks of actions, one entry per row of `events`.
+
+        Args:
+            events: Event table columns, any order.
+            holdout: Boolean per row: its user is evaluated only.
+
+        Returns:
+            due (all users), due_holdout, and the targets of the roles: train (due, trained users), next_day (new
+            events of all users), holdout (holdout users' events that came due in the gate's window).
+        """
+        names, supervised, context = list(self.action_names), self.supervised, self.context_commits
+        window = (self.since,) if self.since else ()
+        frame = events.select(
+            due=due_mask(self.now, self.parent, names, supervised, context),
+            next_day=new_mask(self.now, self.earlier, names, supervised, context),
+            window=new_mask(self.now, window, names, supervised, context),
+        )
+        none = pl.zeros(events.height, pl.Int32, eager=True)
+        return {
+            "due": frame["due"],
+            "due_holdout": frame["due"].zip_with(holdout, none),
+            "train": none.zip_with(holdout, frame["due"]),
+            "next_day": frame["next_day"],
+            "holdout": frame["window"].zip_with(holdout, none),
+        }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
 from datetime import date as Date
 from pathlib import Path
 from typing import Any, Literal
@@ -29,58 +28,6 @@ ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
 BOOTSTRAP = "bootstrap"
 US = 1_000_000
 DEEP_CHECK_BYTES = 256 * 2**20  # larger days are not read twice: damage inside a file then shows at ingestion
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DueScope:
-    """The bounds that decide what is due, new and held out for one night."""
-
-    now: Bound
-    parent: Bound | None
-    earlier: tuple[Bound, ...]
-    """Bounds of the finished nights: what lies inside one of them is not new."""
-    since: Bound | None
-    """Bound of the gate's window start: holdout events outside it and inside `now` are judged."""
-    context_commits: frozenset[int]
-    """Commits that are context only: never due, never new."""
-    action_names: tuple[str, ...]
-    supervised: int
-
-    @property
-    def parent_commit(self) -> int:
-        """The newest commit the parent has seen; 0 without a parent."""
-        return self.parent.commit if self.parent else 0
-
-    def identity(self) -> str:
-        """Return what the masks depend on, as text."""
-        return repr(self)
-
-    def masks(self, events: pl.DataFrame, holdout: pl.Series) -> dict[str, pl.Series]:
-        """Return int32 masks of actions, one entry per row of `events`.
-
-        Args:
-            events: Event table columns, any order.
-            holdout: Boolean per row: its user is evaluated only.
-
-        Returns:
-            due (all users), due_holdout, and the targets of the roles: train (due, trained users), next_day (new
-            events of all users), holdout (holdout users' events that came due in the gate's window).
-        """
-        names, supervised, context = list(self.action_names), self.supervised, self.context_commits
-        window = (self.since,) if self.since else ()
-        frame = events.select(
-            due=due.due_mask(self.now, self.parent, names, supervised, context),
-            next_day=due.new_mask(self.now, self.earlier, names, supervised, context),
-            window=due.new_mask(self.now, window, names, supervised, context),
-        )
-        none = pl.zeros(events.height, pl.Int32, eager=True)
-        return {
-            "due": frame["due"],
-            "due_holdout": frame["due"].zip_with(holdout, none),
-            "train": none.zip_with(holdout, frame["due"]),
-            "next_day": frame["next_day"],
-            "holdout": frame["window"].zip_with(holdout, none),
-        }
 
 
 def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
@@ -269,10 +216,10 @@ def _pack_intact(pack: dict[str, Any]) -> bool:
     return bool(found == index["sha256"] and fingerprint(found) == pack["digest"])
 
 
-def due_scope(night: Night, ingested: dict[str, Any]) -> DueScope:
+def due_scope(night: Night, ingested: dict[str, Any]) -> due.DueScope:
     """Collect the bounds that decide what is due, new and held out for a night, as its ingestion found them."""
     config = night.settings
-    return DueScope(
+    return due.DueScope(
         now=Bound.from_json(ingested["bound"]),
         parent=night.parent.watermark if night.parent else None,
         earlier=tuple(Bound.from_json(bound) for bound in ingested["earlier"]),
