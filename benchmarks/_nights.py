@@ -88,15 +88,7 @@ def _promote(night: Night, ingested: dict[str, Any], trained: dict[str, Any], wo
     standing = champion(journal.entries())
     before = standing.version if standing else None
     version = (before or 0) + 1
-    registered = {
-        "version": version,
-        "date": night.date,
-        "checkpoint": trained["uri"],
-        "vocabulary": words["uri"],
-        "watermark": trained["watermark"],
-        "digest": trained["digest"],
-        "config": night.config,
-    }
+    registered = judging.registration(night, version, trained, words)
     decided = {"decision": "promote", "reasons": ["benchmark"], "version": version, "previous": before, "figures": {}}
     finished = {"state": "completed", "bound": ingested["bound"], "status": {}}
     for kind, payload in (("registered", registered), ("decided", decided), ("finished", finished)):

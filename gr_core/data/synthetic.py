@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gr_core.atomic import write_whole
 from gr_core.data.population import DEVICES, Ints, World, WorldValues, age_days, generator
 from gr_core.data.ready_packs import PRESETS, write_packs
 from gr_core.data.world import ACTIONS, DAY_MS, NEVER, SURFACES, DayEvents, day_end_ms, events_of
@@ -80,7 +80,7 @@ def ensure_day(root: str | Path, world: WorldValues, day: date) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for number in missing:
             begin, end = (len(rows) * k // NUM_PARTS for k in (number, number + 1))
-            _write(paths[number], rows.slice(begin, end - begin))
+            write_whole(paths[number], partial(pq.write_table, rows.slice(begin, end - begin)))
     return paths
 
 
@@ -197,20 +197,6 @@ def _numbered(prefix: str, numbers: Ints) -> pa.Array:
 def _times(moments_ms: Ints) -> pa.Array:
     """Return ISO times with milliseconds, UTC without a zone."""
     return pa.array(np.datetime_as_string(moments_ms.astype("datetime64[ms]"), unit="ms"), pa.string())
-
-
-def _write(path: Path, rows: pa.Table) -> None:
-    """Write a parquet file whole or not at all; the temporary name is one that feeds ignore."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            pq.write_table(rows, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

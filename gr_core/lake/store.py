@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import fsspec
 
+from gr_core.atomic import write_whole
 from gr_core.errors import StoreUnavailable, UsageError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -136,16 +137,7 @@ def write_bytes(uri: str, content: bytes) -> None:
     path = local_path(uri)
     with writable(uri):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, lambda stream: stream.write(content))
 
 
 def remove(uri: str) -> None:

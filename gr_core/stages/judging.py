@@ -123,17 +123,22 @@ def register(
 
     result = run_stage(night, "register", identity, work)
     if all(e.kind != "registered" or e.payload["version"] != result["version"] for e in journal.entries()):
-        payload = {
-            "version": result["version"],
-            "date": night.date,
-            "checkpoint": trained["uri"],
-            "vocabulary": words["uri"],
-            "watermark": trained["watermark"],
-            "digest": trained["digest"],
-            "config": night.config,
-        }
+        payload = registration(night, result["version"], trained, words)
         journal.append("registered", night.key, payload, at_us=night.at_us)
     return result
+
+
+def registration(night: Night, version: int, trained: dict[str, Any], words: dict[str, Any]) -> dict[str, Any]:
+    """Return the journal's payload of a registered version: all that a later night needs to start from it."""
+    return {
+        "version": version,
+        "date": night.date,
+        "checkpoint": trained["uri"],
+        "vocabulary": words["uri"],
+        "watermark": trained["watermark"],
+        "digest": trained["digest"],
+        "config": night.config,
+    }
 
 
 def _refuse_reused_number(entries: Sequence[Entry], version: int, digest: str) -> None:
