@@ -17,7 +17,7 @@ from gr_core.config import Config
 from gr_core.errors import UsageError
 from gr_core.lake.journal import champion
 from gr_core.night import Night, open_night
-from gr_core.stages import data, judging, training
+from gr_core.stages import ingesting, judging, packing, sequencing, training
 
 _SAMPLE_SECONDS = 0.1
 
@@ -60,14 +60,16 @@ def run_night(config: Config, home: str, day: Date) -> NightResult:
         DaybreakError: Whatever a stage raises.
     """
     started = time.perf_counter()
-    data.preflight(config, home, day)
+    ingesting.preflight(config, home, day)
     night = open_night(config, home, day, at_us=time.time_ns() // 1000, mode="backfill")
-    ingested = data.ingest(night)
-    buckets = [data.build_bucket(night, ingested, bucket) for bucket in range(config.lake.num_buckets)]
+    ingested = ingesting.ingest(night)
+    buckets = [sequencing.build_bucket(night, ingested, bucket) for bucket in range(config.lake.num_buckets)]
     if not judging.any_due(buckets):
         raise UsageError(f"nothing is due on {day}; choose days with events", where=day.isoformat())
-    words = data.grow_vocabulary(night, buckets)
-    packs: dict[str, Any] = {role: data.write_pack(night, ingested, buckets, words, role) for role in data.ROLES}
+    words = packing.grow_vocabulary(night, buckets)
+    packs: dict[str, Any] = {
+        role: packing.write_pack(night, ingested, buckets, words, role) for role in sequencing.ROLES
+    }
     evaluated = judging.evaluate(night, packs["next_day"], words)
     trained = training.train(night, packs, words)
     _promote(night, ingested, trained, words)

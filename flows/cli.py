@@ -144,7 +144,7 @@ def _nightly(options: argparse.Namespace, settings: Config, home: str) -> tuple[
 def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Date) -> dict[str, Any]:
     """Run a night unless it is finished or already running; bad input ends it before Prefect starts."""
     from gr_core.night import night_key
-    from gr_core.stages import data, outcome
+    from gr_core.stages import ingesting, outcome
 
     key = night_key(day, options.parent)
     done = outcome.finished(home, key)
@@ -160,7 +160,7 @@ def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Da
         sys.stderr.write(f"night {key} is already running; this start ends\n")
         return {"date": key, "state": "running", "reasons": [f"night {key} is already running; this start ends"]}
     if done is None:
-        data.preflight(settings, home, day)
+        ingesting.preflight(settings, home, day)
     _prepare(home)
     from flows.nightly import nightly
 
@@ -190,12 +190,12 @@ def _next_nights(options: argparse.Namespace, settings: Config, home: str) -> tu
 def _backfill(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     if options.end < options.start:
         raise UsageError(f"--end {options.end} lies before --start {options.start}; swap them", where="end")
-    from gr_core.stages import data, outcome
+    from gr_core.stages import ingesting, outcome
 
     days = [options.start + timedelta(days=n) for n in range((options.end - options.start).days + 1)]
     open_days = [day for day in days if outcome.finished(home, day.isoformat()) is None]
     if open_days:
-        data.preflight(settings, home, open_days[0])
+        ingesting.preflight(settings, home, open_days[0])
         _prepare(home)
         from flows.backfill import backfill
 

@@ -21,7 +21,7 @@ from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import Night, night_key, open_night
-from gr_core.stages import data, judging, outcome
+from gr_core.stages import ingesting, judging, outcome, sequencing
 from tasks.artifacts import publish_night
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -91,7 +91,7 @@ def run_night(
         logger.info("night %s is finished (%s); nothing to do", day, done["gate"])
         return done
     if done is None:
-        data.preflight(settings, home, day)
+        ingesting.preflight(settings, home, day)
     night = open_night(settings, home, day, at_us=now_us(), mode=mode, parent_version=parent, force=force)
     if done is not None:
         return done | {"forced": repeat_stage(night)}
@@ -113,7 +113,7 @@ def run_stages(night: Night) -> dict[str, Any]:
     if not judging.any_due(buckets):
         return judging.finish(night, results)
     words = grow_vocabulary(night, buckets)
-    packs: dict[str, Any] = {role: write_pack(night, ingested, buckets, words, role) for role in data.ROLES}
+    packs: dict[str, Any] = {role: write_pack(night, ingested, buckets, words, role) for role in sequencing.ROLES}
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
     wait([training, evaluation])
@@ -131,13 +131,13 @@ def repeat_stage(night: Night) -> dict[str, Any]:
     every = list(range(night.settings.lake.num_buckets))
     buckets = build_bucket.map(unmapped(kept), unmapped(ingested), every).result()
     words = grow_vocabulary(kept, buckets)
-    packs: dict[str, Any] = {role: write_pack(kept, ingested, buckets, words, role) for role in data.ROLES}
+    packs: dict[str, Any] = {role: write_pack(kept, ingested, buckets, words, role) for role in sequencing.ROLES}
     match night.force:
         case "sequences":
             again = build_bucket.map(unmapped(night), unmapped(ingested), every).result()
             pairs = list(zip(buckets, again, strict=True))
         case "pack":
-            pairs = [(packs[role], write_pack(night, ingested, buckets, words, role)) for role in data.ROLES]
+            pairs = [(packs[role], write_pack(night, ingested, buckets, words, role)) for role in sequencing.ROLES]
         case "train":
             pairs = [(train(kept, packs, words), train(night, packs, words))]
         case _:

@@ -1,9 +1,9 @@
-"""One role's pack. Policy only; the body is gr_core.stages.data.write_pack."""
+"""One role's pack. Policy only; the body is gr_core.stages.packing.write_pack."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gr_core.stages import data
+from gr_core.stages import packing
 from tasks.policy import RETRIES, RETRY_DELAYS, is_transient
 
 write_pack = task(
@@ -14,4 +14,4 @@ write_pack = task(
     retry_delay_seconds=RETRY_DELAYS,
     retry_condition_fn=is_transient,
     cache_policy=NO_CACHE,
-)(data.write_pack)
+)(packing.write_pack)

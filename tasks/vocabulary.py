@@ -1,9 +1,9 @@
-"""The parent's vocabulary grown by this night's ids. Policy only; the body is gr_core.stages.data.grow_vocabulary."""
+"""The parent's vocabulary grown by this night's ids. Policy only; the body is gr_core.stages.packing.grow_vocabulary."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gr_core.stages import data
+from gr_core.stages import packing
 from tasks.policy import RETRIES, RETRY_DELAYS, is_transient
 
 grow_vocabulary = task(
@@ -14,4 +14,4 @@ grow_vocabulary = task(
     retry_delay_seconds=RETRY_DELAYS,
     retry_condition_fn=is_transient,
     cache_policy=NO_CACHE,
-)(data.grow_vocabulary)
+)(packing.grow_vocabulary)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gr_core.config import load_config
 from gr_core.night import Night, open_night
-from gr_core.stages import data, judging, training
+from gr_core.stages import ingesting, judging, packing, sequencing, training
 
 STAGES = ("ingest", "sequences", "vocabulary", "pack", "train", "evaluate", "register", "gate", "finish")
 
@@ -18,7 +18,7 @@ def run(
 ) -> tuple[Night, dict[str, Any]]:
     """Open and run a night up to a stage; returns the night and every stage's result."""
     settings = load_config(config, list(overrides))
-    data.preflight(settings, str(home), day)
+    ingesting.preflight(settings, str(home), day)
     night = open_night(settings, str(home), day, at_us=1, parent_version=parent)
     done: dict[str, Any] = {}
     stages = STAGES[: STAGES.index(stop_after) + 1]
@@ -30,14 +30,14 @@ def run(
 def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR0911 -- one return a stage
     match stage:
         case "ingest":
-            return data.ingest(night)
+            return ingesting.ingest(night)
         case "sequences":
-            return [data.build_bucket(night, done["ingest"], b) for b in range(night.settings.lake.num_buckets)]
+            return [sequencing.build_bucket(night, done["ingest"], b) for b in range(night.settings.lake.num_buckets)]
         case "vocabulary":
-            return data.grow_vocabulary(night, done["sequences"])
+            return packing.grow_vocabulary(night, done["sequences"])
         case "pack":
             rest = (done["ingest"], done["sequences"], done["vocabulary"])
-            return {role: data.write_pack(night, *rest, role) for role in data.ROLES}
+            return {role: packing.write_pack(night, *rest, role) for role in sequencing.ROLES}
         case "train":
             return training.train(night, done["pack"], done["vocabulary"])
         case "evaluate":

@@ -27,7 +27,7 @@ BARE = (
 ADAPTERS = {
     "prefect": ("flows/", "tasks/"),
     "mlflow": ("gr_core/registry/mlflow_store.py",),
-    "deltalake": ("gr_core/lake/events.py", "gr_core/lake/journal.py"),
+    "deltalake": ("gr_core/lake/events/", "gr_core/lake/journal.py"),
     "s3fs": ("gr_core/lake/",),
     "polars": ("gr_core/lake/", "gr_core/data/", "gr_core/eval/", "gr_core/report/", "gr_core/stages/"),
 }

@@ -14,7 +14,7 @@ from gr_core.config import load_config
 from gr_core.lake.events import EventTable
 from gr_core.night import STAGE_FORMAT, open_night
 from gr_core.schema import EVENT_FORMAT, PACK_FORMAT
-from gr_core.stages import data
+from gr_core.stages import ingesting, packing, sequencing
 
 GOLDEN = Path(__file__).parent / "golden"
 HINT = "an output changed: raise its number in STAGE_FORMAT (or schema.py), then write the new values to expected.json"
@@ -32,10 +32,10 @@ def test_golden_outputs_change_only_with_their_format(tmp_path: Path) -> None:
     config, home = load_config(path), str(tmp_path / "home")
     night = open_night(config, home, tiny.FIRST_DAY, at_us=0)
 
-    ingested = data.ingest(night)
-    buckets = [data.build_bucket(night, ingested, bucket) for bucket in range(config.lake.num_buckets)]
-    words = data.grow_vocabulary(night, buckets)
-    data.write_pack(night, ingested, buckets, words, "train")
+    ingested = ingesting.ingest(night)
+    buckets = [sequencing.build_bucket(night, ingested, bucket) for bucket in range(config.lake.num_buckets)]
+    words = packing.grow_vocabulary(night, buckets)
+    packing.write_pack(night, ingested, buckets, words, "train")
 
     events = EventTable(night.table_uri, config).read(ingested["bound"]["delta_version"])
     folder = Path(home) / "nights" / "2025-06-01"

@@ -22,7 +22,7 @@ from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Champion, Entry, champion, nights, previous
 from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.stages import data
+from gr_core.stages import packing
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ def score_champion(
     payload = registered(night.journal.entries(), standing.version)
     own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_path(payload["vocabulary"])).version}
     name = f"holdout-version-{standing.version}"
-    rows = data.encode_pack(night, ingested, buckets, own, "holdout", name=name)
+    rows = packing.encode_pack(night, ingested, buckets, own, "holdout", name=name)
     return score(night, standing.checkpoint, rows, own, num_threads=2)
 
 

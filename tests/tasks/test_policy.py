@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gr_core.errors import CommitConflict, ConfigError, DataContractError, FormatError, StoreUnavailable, TrainingError
-from gr_core.stages import data, judging
+from gr_core.stages import ingesting, judging, packing, sequencing
 from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.ingest import ingest
@@ -19,10 +19,10 @@ from tasks.train import train
 from tasks.vocabulary import grow_vocabulary
 
 BODIES = [
-    (ingest, data.ingest),
-    (build_bucket, data.build_bucket),
-    (grow_vocabulary, data.grow_vocabulary),
-    (write_pack, data.write_pack),
+    (ingest, ingesting.ingest),
+    (build_bucket, sequencing.build_bucket),
+    (grow_vocabulary, packing.grow_vocabulary),
+    (write_pack, packing.write_pack),
     (evaluate, judging.evaluate),
     (register, judging.register),
     (gate, judging.gate),

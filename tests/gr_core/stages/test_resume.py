@@ -15,7 +15,7 @@ from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.lake.journal import Journal, champion, nights
 from gr_core.night import open_night
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.stages import data, judging
+from gr_core.stages import ingesting, judging, packing, sequencing
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -70,7 +70,7 @@ def test_a_killed_redo_leaves_no_manifest_that_names_other_files(
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     night, first = run(config, home, DAY, stop_after="pack")
-    monkeypatch.setattr("gr_core.stages.data.PackRef.to_json", lambda _self: 1 / 0)
+    monkeypatch.setattr("gr_core.stages.packing.PackRef.to_json", lambda _self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(config, home, DAY, "pack.token_budget=64", stop_after="pack")
     monkeypatch.undo()
@@ -99,7 +99,7 @@ def test_damaged_outputs_of_an_unfinished_night_are_made_again(tmp_path: Path, w
 
     _, again = run(config, home, DAY, stop_after="pack")
 
-    for role in data.ROLES:
+    for role in sequencing.ROLES:
         assert again["pack"][role]["digest"] == first["pack"][role]["digest"]
     assert again["ingest"]["bound"] == first["ingest"]["bound"]
 
@@ -196,15 +196,15 @@ def test_a_finished_night_without_a_stage_cannot_be_made_to_have_it(tmp_path: Pa
     home = tmp_path / "home"
     settings = load_config(config)
     night = open_night(settings, str(home), DAY, at_us=1)
-    ingested = data.ingest(night)
-    buckets = [data.build_bucket(night, ingested, bucket) for bucket in range(2)]
+    ingested = ingesting.ingest(night)
+    buckets = [sequencing.build_bucket(night, ingested, bucket) for bucket in range(2)]
     status = judging.finish(night, {"ingest": ingested, "sequences": buckets})
     assert (status["state"], status["gate"]) == ("no_data", "none")
     before = sorted(p for p in (home / "nights").rglob("*"))
 
     forced = open_night(settings, str(home), DAY, at_us=2, force="train")
     with pytest.raises(UsageError, match="finished without stage vocabulary"):
-        data.grow_vocabulary(forced, buckets)
+        packing.grow_vocabulary(forced, buckets)
 
     assert sorted(p for p in (home / "nights").rglob("*")) == before
 
@@ -226,7 +226,7 @@ def test_a_champion_that_is_not_the_parent_is_scored_by_its_own_vocabulary(tmp_p
     wrong = judging.score(night, chosen.checkpoint, done["pack"]["holdout"], done["vocabulary"])
     payload = judging.registered(journal_of(home).entries(), 2)
     own = {"uri": payload["vocabulary"], "version": "own"}
-    rows = data.encode_pack(night, done["ingest"], done["sequences"], own, "holdout", name="check")
+    rows = packing.encode_pack(night, done["ingest"], done["sequences"], own, "holdout", name="check")
     right = judging.score(night, chosen.checkpoint, rows, own)
     scored = judging.score_champion(night, chosen, *rest)
 

@@ -26,7 +26,7 @@ from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
 from gr_core.refs import Bound, Rows
 from gr_core.schema import EVENT_FORMAT, action_time, event_schema
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("gr_core.lake.events")
 
 _APP = "ingest"
 _ATTEMPTS = 30

@@ -1,0 +1,113 @@
+"""Stages from raw files to the event table: the check before anything is written, and the day's one commit."""
+
+from __future__ import annotations
+
+import logging
+from datetime import date as Date
+from typing import Any
+
+from gr_core.config import Config
+from gr_core.data import contract, due
+from gr_core.errors import ConfigError
+from gr_core.lake import source, store
+from gr_core.lake.events import EventTable
+from gr_core.lake.journal import bound_nights_ago, finished_bounds
+from gr_core.night import Night, resolve_root, run_stage
+
+logger = logging.getLogger(__name__)
+
+BOOTSTRAP = "bootstrap"
+DEEP_CHECK_BYTES = 256 * 2**20  # larger days are not read twice: damage inside a file then shows at ingestion
+
+
+def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
+    """Check a day's raw files before any state changes.
+
+    An embedded world writes its missing files first: they are the source, not the state.
+
+    Raises:
+        DataContractError: A missing day, an unreadable file, a missing or mistyped column. Days up to
+            DEEP_CHECK_BYTES are read whole, so that damage inside a file is found here too.
+        ConfigError: A setting that this release cannot honour.
+    """
+    _check_supported(config)
+    config = resolve_root(config, home)
+    if config.source.world is not None:
+        from gr_core.data import synthetic
+
+        synthetic.ensure_day(store.local_path(config.source.root), config.source.world, day)
+    table = EventTable(store.join(home, "lake", "events"), config)
+    first = config.source.feed("bootstrap") is not None and table.find(BOOTSTRAP) is None
+    files = source.preflight(config, day, bootstrap=first)
+    feed = config.source.feed("events")
+    if (
+        feed is not None
+        and table.find(day.isoformat()) is None
+        and sum(file.size for file in files) <= DEEP_CHECK_BYTES
+    ):
+        contract.read_day(config, day, files, feed=feed)
+    return files
+
+
+def _check_supported(config: Config) -> None:
+    """Refuse settings that this release cannot honour, before anything is written."""
+    if config.attention.require == "fa3":
+        raise ConfigError(
+            "attention.require = 'fa3': no FlashAttention 3 path runs on this machine, attention is length-bucketed SDPA; "
+            "set attention.require = 'none'",
+            where="attention.require",
+        )
+    if config.pack.tokens != "targets":
+        raise ConfigError(
+            f"pack.tokens = {config.pack.tokens!r} cannot be trained by this release; set pack.tokens = 'targets'",
+            where="pack.tokens",
+        )
+
+
+def ingest(night: Night) -> dict[str, Any]:
+    """Commit the day's raw events to the event table, the bootstrap history first.
+
+    Returns:
+        bound (Bound of this night), rows, reasons, labels_changed_after_supervision, bootstrap (its rows or null),
+        and what decides what is new and judged: earlier (bounds of finished nights), since, context_commits.
+    """
+    config = night.settings
+    table = EventTable(night.table_uri, config)
+    journal = night.journal
+    parent = night.parent.watermark if night.parent else None
+    entries = journal.entries()
+    earlier = [bound.to_json() for bound in finished_bounds(entries)]
+    since = bound_nights_ago(entries, config.gate.nights)
+    scope = {"earlier": earlier, "since": since.to_json() if since else None}
+
+    def work() -> dict[str, Any]:
+        bootstrap = config.source.feed("bootstrap")
+        if bootstrap is not None and table.find(BOOTSTRAP) is None:
+            files = source.list_files(config, night.day, bootstrap)
+            table.ingest(BOOTSTRAP, contract.read_day(config, night.day, files, feed=bootstrap), parent=None)
+        commit = table.find(night.date)
+        if commit is None:
+            feed = config.source.feed("events")
+            assert feed is not None
+            files = source.list_files(config, night.day, feed)
+            commit = table.ingest(night.date, contract.read_day(config, night.day, files, feed=feed), parent=parent)
+        first = table.find(BOOTSTRAP) if bootstrap is not None else None
+        bound = due.make_bound(config, commit.number, night.cutoff_us, commit.delta_version, parent)
+        if parent is not None:
+            due.check_not_behind(bound, parent)
+        return {
+            "bound": bound.to_json(),
+            "rows": commit.rows.to_json(),
+            "reasons": commit.reasons,
+            "labels_changed_after_supervision": commit.labels_changed_after_supervision,
+            "bootstrap": first.rows.to_json() if first else None,
+            **scope,
+            "context_commits": [first.number] if first and bootstrap and not bootstrap.due else [],
+        }
+
+    result = run_stage(night, "ingest", {"night": night.key, "scope": scope}, work)
+    if not result["reused"]:
+        payload = {"commit": result["bound"]["commit"], "delta_version": result["bound"]["delta_version"]}
+        payload |= {key: result[key] for key in ("rows", "reasons")}
+        journal.append("ingested", night.key, payload, at_us=night.at_us)
+    return result

@@ -1,0 +1,120 @@
+"""The stage from event table to sequences, a bucket each."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any, Literal
+
+import polars as pl
+
+from gr_core.config import Config
+from gr_core.data import due, sequences, vocabulary
+from gr_core.hashing import file_sha256, fingerprint, is_holdout
+from gr_core.lake import store
+from gr_core.lake.events import EventTable
+from gr_core.night import Night, run_stage
+from gr_core.refs import Bound
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["train", "next_day", "holdout"]
+ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
+US = 1_000_000
+
+
+def sequence_rules(config: Config) -> sequences.SequenceRules:
+    """Return the sequence rules of a config."""
+    by = {rule.fallback_by for rule in config.vocabulary.values() if rule.fallback_by}
+    return sequences.SequenceRules(
+        action_names=tuple(config.source.action_names),
+        features=config.model.features,
+        item_features=config.model.item_features,
+        max_history=config.sequences.max_history,
+        max_targets=config.sequences.max_targets,
+        max_age_us=config.sequences.max_age_days * 86_400 * US,
+        token_budget=config.pack.token_budget,
+        time_window_us=config.pack.time_window_seconds and config.pack.time_window_seconds * US,
+        carry=tuple(sorted(by - set(config.model.features))),
+        tokens=config.pack.tokens,
+    )
+
+
+def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[str, Any]:
+    """Find what is due and new in one bucket; write its sequences for each role and its id counts.
+
+    Returns:
+        uri, digest, and counts of events: due, train (supervised), due_holdout, next_day (new).
+    """
+    config = night.settings
+    bound = Bound.from_json(ingested["bound"])
+    scope = due_scope(night, ingested)
+    identity = {
+        "scope": scope.identity(),
+        "bucket": bucket,
+        "rules": repr(sequence_rules(config)),
+        "vocabulary": {k: v.model_dump() for k, v in config.vocabulary.items()},
+        "supervised": config.source.supervised_mask,
+    }
+    folder = night.uri("sequences", "sequences", f"bucket-{bucket:05d}")
+
+    def work() -> dict[str, Any]:
+        events = EventTable(night.table_uri, config).read(bound.delta_version, buckets=[bucket])
+        holdout = _holdout_users(events, config.lake.holdout_fraction)
+        masks = scope.masks(events, holdout)
+        written: dict[str, pl.DataFrame] = {}
+        with store.directory(folder) as path:
+            for role in ROLES:
+                users = events.filter(masks[role] != 0)["user_id"].unique()
+                inside = events["user_id"].is_in(users.implode())
+                built = sequences.build_sequences(
+                    events.filter(inside), masks[role].filter(inside), sequence_rules(config)
+                )
+                written |= {f"{role}.tokens": built.tokens, f"{role}.segments": built.segments}
+            fresh = events.filter(
+                (pl.col("commit") > scope.parent_commit) & (pl.col("commit") <= bound.commit) & ~holdout
+            )
+            counted = vocabulary.count_ids(fresh, config.model.features, config.vocabulary)
+            written |= {f"{name}.counts": frame for name, frame in counted.items()}
+            for name, frame in written.items():
+                frame.write_ipc(path / f"{name}.arrow", compression="uncompressed")
+        counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
+        digest = fingerprint({name: _frame_digest(frame) for name, frame in written.items()})
+        return {"uri": folder, "counts": counts, "digest": digest, "files": _folder_digest(folder)}
+
+    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=_bucket_intact)
+
+
+def _frame_digest(frame: pl.DataFrame) -> str:
+    """Return a digest of values and order; a file's bytes may differ for equal frames (what lies under nulls)."""
+    return hashlib.sha256(frame.hash_rows().to_numpy().tobytes()).hexdigest()
+
+
+def _folder_digest(uri: str) -> str:
+    folder = store.local_path(uri)
+    return fingerprint([file_sha256(path) for path in sorted(folder.iterdir())] if folder.is_dir() else None)
+
+
+def _bucket_intact(part: dict[str, Any]) -> bool:
+    return bool(_folder_digest(part["uri"]) == part["files"])
+
+
+def due_scope(night: Night, ingested: dict[str, Any]) -> due.DueScope:
+    """Collect the bounds that decide what is due, new and held out for a night, as its ingestion found them."""
+    config = night.settings
+    return due.DueScope(
+        now=Bound.from_json(ingested["bound"]),
+        parent=night.parent.watermark if night.parent else None,
+        earlier=tuple(Bound.from_json(bound) for bound in ingested["earlier"]),
+        since=Bound.from_json(ingested["since"]) if ingested["since"] else None,
+        context_commits=frozenset(ingested["context_commits"]),
+        action_names=tuple(config.source.action_names),
+        supervised=config.source.supervised_mask,
+    )
+
+
+def _holdout_users(events: pl.DataFrame, fraction: float) -> pl.Series:
+    """Return a boolean per row: its user is evaluated only."""
+    users = events["user_id"].unique()
+    held = pl.Series([user for user in users if is_holdout(user, fraction)], dtype=pl.String)
+    return events["user_id"].is_in(held.implode())
