@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-EVENT_FORMAT = 1
+EVENT_FORMAT = 2
 PACK_FORMAT = 1
 TIME = pa.timestamp("us", tz="UTC")
 
@@ -24,7 +24,8 @@ def event_schema(actions: Sequence[str], side_features: Sequence[str]) -> pa.Sch
     """Return the event table's schema.
 
     Ids and side features are text: the vocabulary is exact, 64-bit integers survive, and 7 and "7" hash alike.
-    The masks are int32 (Delta has no unsigned type), bit number = place in `actions`.
+    The masks are int32 (Delta has no unsigned type), bit number = place in `actions`. `commit` is the number of the
+    ingestion that brought the row and never changes; `updated` that of the last one that changed it (commit at first).
     """
     return pa.schema(
         [
@@ -39,6 +40,7 @@ def event_schema(actions: Sequence[str], side_features: Sequence[str]) -> pa.Sch
             *(pa.field(name, pa.string()) for name in side_features),
             pa.field("request_id", pa.string()),
             pa.field("commit", pa.int64(), nullable=False),
+            pa.field("updated", pa.int64(), nullable=False),
             pa.field("bucket", pa.int32(), nullable=False),
         ]
     )

@@ -34,6 +34,7 @@ RESERVED = frozenset(
         "weight",
         "request_id",
         "commit",
+        "updated",
         "bucket",
     ]
 )

@@ -52,7 +52,7 @@ def event(number: str, user: str = "u", *, actions: int = 0, known: int = 0b11, 
 
 def batch(config: Config, *events: dict[str, Any], bad: int = 0, duplicates: int = 0) -> Batch:
     """Return events as the contract hands them over, with so many rows quarantined and repeated."""
-    schema = {name: dtype for name, dtype in polars_schema(config).items() if name != "commit"}
+    schema = {name: dtype for name, dtype in polars_schema(config).items() if name not in ("commit", "updated")}
     frame = pl.DataFrame(list(events), schema=schema)
     spoilt = {"reason": ["null_user"] * bad, "feed": ["log"] * bad, "file": ["f"] * bad, "row": ["{}"] * bad}
     return Batch(

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _MAX_DELAY_SECONDS = 10 * 365 * 86_400  # an outcome ten years later is a wrong unit
 _REASON, _FILE, _ROW = "\x00reason", "\x00file", "\x00row"
 _OUTSIDE, _UNREADABLE = "\x00outside", "\x00unreadable"
+_COMMITTED = ("commit", "updated")  # columns that a row gets when it is committed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Batch:
 
     feed: str
     events: pl.DataFrame
-    """Unique events: `schema.event_schema` without `commit`, by (bucket, user_id, shown_at, event_id)."""
+    """Unique events: `schema.event_schema` without `commit` and `updated`, by (bucket, user_id, shown_at, event_id)."""
     files: pl.Series
     """URI of the file that each event came from (text)."""
     quarantine: pl.DataFrame
@@ -70,7 +71,7 @@ class Batch:
 
 
 def polars_schema(config: Config) -> pl.Schema:
-    """Return the event table's columns as Polars types, `commit` and `bucket` included."""
+    """Return the event table's columns as Polars types, `commit`, `updated` and `bucket` included."""
     arrow = event_schema(config.source.action_names, config.source.side_features)
     empty = pl.from_arrow(pa.Table.from_batches([], schema=arrow))
     return empty.schema if isinstance(empty, pl.DataFrame) else pl.Schema()
@@ -110,7 +111,7 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         raise _nothing_usable(feed, day, own, rows)
     events = _unique(config, good)
     names = pl.Series("file", [file.uri for file in own], dtype=pl.String)
-    columns = [name for name in polars_schema(config).names() if name != "commit"]
+    columns = [name for name in polars_schema(config).names() if name not in _COMMITTED]
     batch = Batch(
         feed=feed.name,
         events=events.select(columns),
@@ -146,7 +147,7 @@ def _empty(config: Config) -> pl.DataFrame:
     """Return the working frame without rows: contract columns, then the columns that only this module sees."""
     schema = polars_schema(config)
     working = {_REASON: pl.String(), _ROW: pl.UInt32(), _OUTSIDE: pl.Int32(), _UNREADABLE: pl.Int32()}
-    kept = {name: dtype for name, dtype in schema.items() if name not in ("commit", "bucket")}
+    kept = {name: dtype for name, dtype in schema.items() if name not in (*_COMMITTED, "bucket")}
     return pl.DataFrame(schema={**kept, **working, _FILE: pl.Int32()})
 
 

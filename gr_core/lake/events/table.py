@@ -23,12 +23,16 @@ from gr_core.errors import CommitConflict, ConfigError, FormatError, StoreUnavai
 from gr_core.hashing import bucket_of
 from gr_core.lake import merging, quarantine, store
 from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
+from gr_core.lake.events import layout
 from gr_core.refs import Bound, Rows
 from gr_core.schema import EVENT_FORMAT, action_time, event_schema
 
 logger = logging.getLogger("gr_core.lake.events")
 
 _APP = "ingest"
+_NIGHT = "night-"  # app transaction of a night: its commit number
+_PLACE = "commit-"  # app transaction of a commit: the lowest Delta version that it can have made
+_ERASURE = "erasure"  # app transaction of versions that removed rows: how many there are
 _ATTEMPTS = 30
 _FEW_USERS = 1000  # up to so many named users the buckets of a read are worked out from them
 _WRITER = WriterProperties(compression="ZSTD", compression_level=3)
@@ -43,14 +47,6 @@ class _Plan:
     quarantine: pl.DataFrame
     rows: Rows
     labels_changed: int
-
-
-class _Table(DeltaTable):
-    """A table whose files Polars finds: it takes their names as paths, deltalake tells them percent-encoded."""
-
-    def file_uris(self, *args: Any, **kwargs: Any) -> list[str]:
-        """Return plain paths where local; other URIs as they are."""
-        return [store.delta_file(uri) for uri in super().file_uris(*args, **kwargs)]
 
 
 class EventTable:
@@ -80,22 +76,33 @@ class EventTable:
         return -1 if table is None else int(table.version())
 
     def commits(self) -> list[Commit]:
-        """Return all commits, oldest first."""
+        """Return all commits, oldest first; one small file of the log is read for each."""
         table = self._open()
-        return [] if table is None else _commits(table)
+        last = 0 if table is None else table.transaction_version(_APP) or 0
+        found = [self._commit(table, number) for number in range(1, last + 1) if table is not None]
+        return [commit for commit in found if commit is not None]
 
     def last_commit(self) -> Commit | None:
         """Return the newest commit; None where nothing was ingested."""
-        return next(reversed(self.commits()), None)
+        table = self._open()
+        number = None if table is None else table.transaction_version(_APP)
+        return None if table is None or not number else self._commit(table, number)
 
     def find(self, night: str) -> Commit | None:
-        """Return the commit that names a night; None where that night has not ingested."""
-        return next((commit for commit in self.commits() if commit.night == night), None)
+        """Return the commit that names a night; None where that night has not ingested. Costs the same at any age."""
+        table = self._open()
+        return None if table is None else self._find(table, night)
+
+    def erasures(self, delta_version: int | None = None) -> int:
+        """Return how many versions up to this one (default the newest) removed rows; 0 where there is no table."""
+        table = self._open(delta_version)
+        return 0 if table is None else table.transaction_version(_ERASURE) or 0
 
     def quarantine(self, commit: int) -> pl.DataFrame:
         """Return a commit's quarantined rows (reason, feed, file, row); empty for commits the table does not have."""
-        path = next((c.quarantine for c in self.commits() if c.number == commit), "")
-        return quarantine.read(self.quarantine_uri, path)
+        table = self._open()
+        found = None if table is None else self._commit(table, commit)
+        return quarantine.read(self.quarantine_uri, found.quarantine if found else "")
 
     def ingest(self, night: str, batch: Batch, *, parent: Bound | None) -> Commit:
         """Write a batch as the night's one commit; the existing commit where the night already has one.
@@ -119,7 +126,7 @@ class EventTable:
                 table = self._create()
             except CommitFailedError:
                 continue
-            done = next((commit for commit in _commits(table) if commit.night == night), None)
+            done = self._find(table, night)
             if done is not None:
                 return done
             number = (table.transaction_version(_APP) or 0) + 1
@@ -171,27 +178,110 @@ class EventTable:
         Raises:
             FormatError: The version is not there, or was written by another format.
         """
-        table = self._open(delta_version)
-        if table is None:
-            raise FormatError(f"{self.uri}: there is no version {delta_version} of the event table", where=self.uri)
-        rows = _scan(table, self.config)
+        table = self._pinned(delta_version)
+        files = layout.files_of(table)
+        wanted: list[pl.Expr] = []
         if users is not None:
             if len(users) <= _FEW_USERS:
                 own = {bucket_of(user, self.config.lake.num_buckets) for user in users}
                 buckets = sorted(own if buckets is None else own & set(buckets))
-            rows = rows.filter(pl.col("user_id").is_in(list(users)))
-        if buckets is not None:
-            rows = rows.filter(pl.col("bucket").is_in(list(buckets)))
+            wanted.append(pl.col("user_id").is_in(list(users)))
         if commits_after is not None:
-            rows = rows.filter(pl.col("commit") > commits_after)
+            files = files.filter(layout.at_least("commit", commits_after + 1))
+            wanted.append(pl.col("commit") > commits_after)
+        return self._rows(layout.in_buckets(files, buckets), wanted, columns)
+
+    def read_since(
+        self,
+        delta_version: int,
+        *,
+        bucket: int,
+        commit_after: int,
+        shown_from_us: int | None,
+        updated_after: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """Read the rows of a bucket that came, were shown or changed lately; files that hold none are not opened.
+
+        Args:
+            delta_version: The version that the night pinned.
+            bucket: The bucket.
+            commit_after: Rows with a greater commit, or
+            shown_from_us: shown at or after this (microseconds since the epoch; None: that alone takes no row), or
+            updated_after: last changed by a greater commit (None: that alone takes no row).
+            columns: Only these columns, in this order; default all of `event_schema`.
+
+        Returns:
+            Rows by (user_id, shown_at, event_id), as `read`.
+
+        Raises:
+            FormatError: The version is not there, or was written by another format.
+        """
+        files = layout.in_buckets(layout.files_of(self._pinned(delta_version)), [bucket])
+        may, does = layout.at_least("commit", commit_after + 1), pl.col("commit") > commit_after
+        if shown_from_us is not None:
+            start = pl.lit(shown_from_us, pl.Int64).cast(layout.TIME)
+            may, does = may | layout.at_least("shown_at", start), does | (pl.col("shown_at") >= start)
+        if updated_after is not None:
+            may = may | layout.at_least("updated", updated_after + 1)
+            does = does | (pl.col("updated") > updated_after)
+        return self._rows(files.filter(may), [does], columns)
+
+    def read_users(
+        self, delta_version: int, *, bucket: int, users: Sequence[str], columns: Sequence[str] | None = None
+    ) -> pl.DataFrame:
+        """Read all rows of some users of a bucket; row groups between whose users none of them lies are not read.
+
+        Args:
+            delta_version: The version that the night pinned.
+            bucket: The bucket of all these users.
+            users: The users.
+            columns: Only these columns, in this order; default all of `event_schema`.
+
+        Returns:
+            Rows by (user_id, shown_at, event_id), as `read`.
+
+        Raises:
+            FormatError: The version is not there, or was written by another format.
+        """
+        files = layout.in_buckets(layout.files_of(self._pinned(delta_version)), [bucket])
+        if not users:
+            return self._rows(files.clear(), [], columns)
+        files = files.filter(layout.at_least("user_id", min(users)) & layout.at_most("user_id", max(users)))
+        return self._rows(files, [pl.col("user_id").is_in(list(users))], columns)
+
+    def _rows(self, files: pl.DataFrame, wanted: list[pl.Expr], columns: Sequence[str] | None) -> pl.DataFrame:
+        """Read the wanted rows of chosen files, in the order of every read."""
         names = list(columns) if columns is not None else polars_schema(self.config).names()
-        frame = rows.select(names).collect()
+        frame = layout.scan(files, self.config).filter(*wanted).select(names).collect()
         order = [name for name in ("user_id", "shown_at", "event_id") if name in names]
         return frame.sort(order, maintain_order=True) if order else frame
 
+    def _pinned(self, delta_version: int) -> DeltaTable:
+        table = self._open(delta_version)
+        if table is None:
+            raise FormatError(f"{self.uri}: there is no version {delta_version} of the event table", where=self.uri)
+        return table
+
+    def _find(self, table: DeltaTable, night: str) -> Commit | None:
+        number = table.transaction_version(f"{_NIGHT}{night}")
+        return None if number is None else self._commit(table, number)
+
+    def _commit(self, table: DeltaTable, number: int) -> Commit | None:
+        """Read a commit's record from the log, without a walk through it; None where the table has no such commit."""
+        version = table.transaction_version(f"{_PLACE}{number}")
+        while version is not None and version <= table.version():
+            told = _commit_info(self.uri, version)
+            if COMMIT_KEY in told:
+                record = Commit.from_json({**json.loads(told[COMMIT_KEY]), "delta_version": version})
+                if record.number == number:
+                    return record
+            version += 1  # other writers' versions (compaction, erasure) may have come in between
+        return None
+
     def _open(self, version: int | None = None) -> DeltaTable | None:
         try:
-            table = _Table(self._table_uri, version=version)
+            table = DeltaTable(self._table_uri, version=version)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -295,9 +385,13 @@ class EventTable:
         """Write inserts and updates as one Delta commit; without an update no file is rewritten."""
         properties = CommitProperties(
             custom_metadata={NIGHT_KEY: record.night, COMMIT_KEY: json.dumps(record.to_json(), sort_keys=True)},
-            app_transactions=[Transaction(_APP, number)],
+            app_transactions=[
+                Transaction(_APP, number),
+                Transaction(f"{_NIGHT}{record.night}", number),
+                Transaction(f"{_PLACE}{number}", table.version() + 1),
+            ],
         )
-        inserts = plan.inserts.with_columns(pl.lit(number, pl.Int64).alias("commit"))
+        inserts = plan.inserts.with_columns(pl.lit(number, pl.Int64).alias(name) for name in ("commit", "updated"))
         schema = _merged_schema(table, self.config)
         if plan.updates.is_empty():
             write_deltalake(
@@ -311,9 +405,10 @@ class EventTable:
         # an update finds its row by the commit it has; new rows carry this commit's number, so they match nothing
         places = [f"t.{name} IN ({_listed(plan.updates[name])})" for name in ("bucket", "commit")]
         match = [f"t.{name} = s.{name}" for name in ("bucket", "commit", "event_id")]
-        learnt = ["actions", "known", *(action_time(name) for name in self.config.source.action_names)]
+        learnt = ["actions", "known", *(action_time(name) for name in self.config.source.action_names), "updated"]
+        updates = plan.updates.with_columns(pl.lit(number, pl.Int64).alias("updated"))
         merger = table.merge(
-            _arrow(pl.concat([inserts, plan.updates], how="diagonal"), schema, nullable=True),
+            _arrow(pl.concat([inserts, updates], how="diagonal"), schema, nullable=True),
             " AND ".join(places + match),
             source_alias="s",
             target_alias="t",
@@ -325,13 +420,11 @@ class EventTable:
         ).execute()
 
 
-def _commits(table: DeltaTable) -> list[Commit]:
-    found = [
-        Commit.from_json({**json.loads(entry[COMMIT_KEY]), "delta_version": entry["version"]})
-        for entry in table.history()
-        if COMMIT_KEY in entry
-    ]
-    return sorted(found, key=lambda commit: commit.number)
+def _commit_info(uri: str, version: int) -> dict[str, Any]:
+    """Return what one Delta version's own log entry tells of itself: a read of one small file, at any age."""
+    content = store.read_bytes(store.join(uri, "_delta_log", f"{version:020d}.json"))
+    actions = (json.loads(line) for line in content.splitlines() if line.startswith(b'{"commitInfo"'))
+    return dict(next((action["commitInfo"] for action in actions), {}))
 
 
 def _log(made: Commit) -> None:
@@ -362,11 +455,7 @@ def _record(batch: Batch, plan: _Plan, *, number: int, night: str, path: str) ->
 
 
 def _scan(table: DeltaTable, config: Config) -> pl.LazyFrame:
-    """Scan a version; columns of the config that it does not have yet are null."""
-    rows = pl.scan_delta(table)
-    there = set(rows.collect_schema().names())
-    absent = [pl.lit(None, d).alias(n) for n, d in polars_schema(config).items() if n not in there]
-    return rows.with_columns(*absent)
+    return layout.scan(layout.files_of(table), config)
 
 
 def _merged_schema(table: DeltaTable, config: Config) -> pa.Schema:

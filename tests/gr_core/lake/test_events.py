@@ -122,6 +122,7 @@ def test_a_later_repeat_updates_what_it_knows_and_keeps_the_rest(tmp_path: Path)
         "visible_at": NOON,
         "tag": "t",
         "commit": 1,
+        "updated": 2,
         "actions": CLICK | LIKE,
         "known": CLICK | LIKE,
         "click_at": None,

@@ -1,0 +1,88 @@
+"""Which files of an event table version may hold the rows that are asked for, and a scan of only those.
+
+In: an open table. Out: its files with their statistics as a small frame, and lazy frames over a choice of them.
+Files hold one bucket each, sorted by (user_id, shown_at, event_id) in small row groups, so the statistics of files
+rule out times and commits, those of row groups users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import polars as pl
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from gr_core.config import Config
+from gr_core.data.contract import polars_schema
+from gr_core.lake import store
+
+TIME = pl.Datetime("us", "UTC")
+FILES = pl.Schema(
+    {
+        "path": pl.String(),
+        "uri": pl.String(),
+        "bucket": pl.Int32(),
+        "size": pl.Int64(),
+        "rows": pl.Int64(),
+        "min.user_id": pl.String(),
+        "max.user_id": pl.String(),
+        "min.shown_at": TIME,
+        "max.shown_at": TIME,
+        "min.commit": pl.Int64(),
+        "max.commit": pl.Int64(),
+        "min.updated": pl.Int64(),
+        "max.updated": pl.Int64(),
+    }
+)
+"""A version's files: path below the table, URI, bucket, bytes, rows, and what their columns lie between (null: unknown)."""
+
+
+def files_of(table: DeltaTable) -> pl.DataFrame:
+    """Return the files of the version that a table is open at, as `FILES`, by path; reads the log alone."""
+    told = pa.table(table.get_add_actions(flatten=True))
+    names = {"size_bytes": "size", "num_records": "rows", "partition.bucket": "bucket"}
+    found = pl.DataFrame({names.get(name, name): pl.Series(told[name]) for name in told.column_names})
+    if "path" not in found.columns or found.is_empty():
+        return FILES.to_frame()
+    root = store.delta_file(table.table_uri).rstrip("/")
+    found = found.with_columns((pl.lit(root + "/") + pl.col("path")).alias("uri"))
+    return found.select(
+        (pl.col(name) if name in found.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in FILES.items()
+    ).sort("path")
+
+
+def in_buckets(files: pl.DataFrame, buckets: Iterable[int] | None) -> pl.DataFrame:
+    """Keep the files of some buckets; None keeps all."""
+    return files if buckets is None else files.filter(pl.col("bucket").is_in(list(buckets)))
+
+
+def at_least(column: str, value: int | str | pl.Expr) -> pl.Expr:
+    """Return whether a file may hold a row whose column is this value or greater."""
+    highest = pl.col(f"max.{column}")
+    return highest.is_null() | (highest >= value)
+
+
+def at_most(column: str, value: int | str | pl.Expr) -> pl.Expr:
+    """Return whether a file may hold a row whose column is this value or less."""
+    lowest = pl.col(f"min.{column}")
+    return lowest.is_null() | (lowest <= value)
+
+
+def scan(files: pl.DataFrame, config: Config) -> pl.LazyFrame:
+    """Scan chosen files as the config's columns; one that a file does not have is null."""
+    schema = polars_schema(config)
+    written = pl.Schema({name: dtype for name, dtype in schema.items() if name != "bucket"})
+    parts = [
+        pl.scan_parquet(
+            uris,
+            schema=written,
+            missing_columns="insert",
+            extra_columns="ignore",
+            hive_partitioning=False,
+            glob=False,
+        ).with_columns(pl.lit(bucket, pl.Int32).alias("bucket"))
+        for bucket, uris in files.group_by("bucket").agg("uri").sort("bucket").iter_rows()
+    ]
+    return pl.concat(parts) if parts else schema.to_frame().lazy()
