@@ -1,8 +1,9 @@
 """Segments and attention intervals from times alone: one linear pass, numpy only, no Python per token.
 
-In: the times of each user's history and targets. Out: `Layout`, which says for every token of every segment where it
-comes from and which keys [lo, hi) it may attend to. sequences.py and synthetic.py share it, so that a pack written
-without Polars follows the same rules (design section 4, "Sequences" and "Tokens"; example 2).
+In: the times of each user's history and targets. Out: a `Cut` (segments, and what each target sees), or a `Layout`, which
+says for every token of every segment where it comes from and which keys [lo, hi) it may attend to. sequences.py and
+ready_packs.py share it, so that a pack written without Polars follows the same rules (design section 4, "Sequences" and
+"Tokens"; example 2).
 """
 
 from __future__ import annotations
@@ -65,6 +66,33 @@ class Layout:
     """End of the keys, likewise."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """Which targets make a segment and what each sees, before any token is written out. S segments, M targets."""
+
+    first: Longs
+    """First target of each segment, [S], ascending; a segment ends where the next one begins."""
+    lo: Longs
+    """First history row that each target sees, [M]; non-decreasing within a user."""
+    hi: Longs
+    """End of the history rows, [M], likewise."""
+
+    @property
+    def num_targets(self) -> Longs:
+        """Targets of each segment, [S]."""
+        return np.diff(self.first, append=len(self.lo))
+
+    @property
+    def begin(self) -> Longs:
+        """First history row of each segment, [S]."""
+        return self.lo[self.first]
+
+    @property
+    def num_history(self) -> Longs:
+        """History rows of each segment, [S]: exactly what its targets see."""
+        return self.hi[self.first + self.num_targets - 1] - self.begin
+
+
 def first_not_before(times: Longs, begin: Longs, end: Longs, threshold: Longs) -> Longs:
     """Find in each slice the first entry that is not below a threshold.
 
@@ -77,16 +105,58 @@ def first_not_before(times: Longs, begin: Longs, end: Longs, threshold: Longs) -
     Returns:
         Index into `times`, in [begin, end]; end where all entries are below, [Q].
     """
-    low, high = begin.copy(), end.copy()
+    found = begin.copy()
     if not len(times):
-        return low
-    for _ in range(int((end - begin).max(initial=0)).bit_length()):
+        return found
+    # Most slices begin at or past the threshold (a limit that does not bite): only the others are searched.
+    asked = np.flatnonzero((begin < end) & (times[np.minimum(begin, len(times) - 1)] < threshold))
+    low, high, least = begin[asked] + 1, end[asked], threshold[asked]
+    for _ in range(int((high - low).max(initial=0)).bit_length()):
         middle = (low + high) >> 1
         # An exhausted slice (low == high) may point past the end; clipped, and kept as it is.
-        below = (times[np.minimum(middle, len(times) - 1)] < threshold) & (low < high)
+        below = (times[np.minimum(middle, len(times) - 1)] < least) & (low < high)
         low = np.where(below, middle + 1, low)
         high = np.where(below, high, middle)
-    return low
+    found[asked] = low
+    return found
+
+
+def cut(
+    history_time: Longs,
+    history_starts: Longs,
+    target_time: Longs,
+    target_starts: Longs,
+    limits: Limits,
+    visible: Longs | None = None,
+) -> Cut:
+    """Cut users into segments and find what every target sees.
+
+    A target sees the newest `max_history` of the history strictly before its time, no older than `max_age_us` and W. A
+    target opens a new segment where its history begins at or past the end of what the target before it saw, after
+    `max_targets`, and before the segment would exceed `token_budget`.
+
+    Args:
+        history_time: When each history token became visible (us), ascending within a user, [N].
+        history_starts: Boundaries of the users in `history_time`, [U + 1].
+        target_time: shown_at of each target (us), ascending within a user, [M].
+        target_starts: Boundaries of the users in `target_time`, [U + 1].
+        limits: The limits.
+        visible: For each target the end of its user's history before its time, [M]; None: searched for here.
+
+    Returns:
+        The cut; every target stands in exactly one segment.
+    """
+    target_user = np.repeat(np.arange(len(target_starts) - 1), np.diff(target_starts))
+    begin = history_starts[:-1][target_user]
+    hi = visible
+    if hi is None:
+        hi = first_not_before(history_time, begin, history_starts[1:][target_user], target_time)
+    lo = np.maximum(begin, hi - limits.max_history)
+    reach = limits.max_age_us
+    if limits.time_window_us is not None:
+        reach = min(reach, limits.time_window_us)
+    lo = first_not_before(history_time, lo, hi, target_time - reach)
+    return Cut(first=_segment_starts(lo, hi, target_starts, limits), lo=lo, hi=hi)
 
 
 def lay_out(
@@ -94,10 +164,7 @@ def lay_out(
 ) -> Layout:
     """Cut users into segments and give every token its interval.
 
-    A target sees the newest `max_history` of the history strictly before its time, no older than `max_age_us` and W; a
-    history token sees the earlier history of the segment, no older than W. A segment's history is exactly what its
-    targets see. A target opens a new segment where its history begins at or past the end of what the target before it
-    saw, after `max_targets`, and before the segment would exceed `token_budget`.
+    Targets see what `cut` says; a history token sees the earlier history of the segment, no older than W.
 
     Args:
         history_time: When each history token became visible (us), ascending within a user, [N].
@@ -109,30 +176,19 @@ def lay_out(
     Returns:
         The layout; every target stands in exactly one segment.
     """
-    num_targets = len(target_time)
-    target_user = np.repeat(np.arange(len(target_starts) - 1), np.diff(target_starts))
-    begin, end = history_starts[:-1][target_user], history_starts[1:][target_user]
-    hi = first_not_before(history_time, begin, end, target_time)
-    lo = np.maximum(begin, hi - limits.max_history)
-    reach = limits.max_age_us
-    if limits.time_window_us is not None:
-        reach = min(reach, limits.time_window_us)
-    lo = first_not_before(history_time, lo, hi, target_time - reach)
-
-    first = _segment_starts(lo, hi, target_starts, limits)
-    last = np.append(first, num_targets)[1:] - 1
-    num_history, count = hi[last] - lo[first], last - first + 1
+    made = cut(history_time, history_starts, target_time, target_starts, limits)
+    first, count, num_history = made.first, made.num_targets, made.num_history
     lengths = num_history + count
     segment = np.repeat(np.arange(len(first)), lengths)
     within = np.arange(len(segment)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     is_target = within >= num_history[segment]
-    begin_of = lo[first][segment]
+    begin_of = made.begin[segment]
     source = np.where(is_target, first[segment] + within - num_history[segment], begin_of + within)
 
     # Absolute first, then counted from the segment's first history token.
     targets = source[is_target]
     token_lo, token_hi = begin_of.copy(), begin_of + within
-    token_lo[is_target], token_hi[is_target] = lo[targets], hi[targets]
+    token_lo[is_target], token_hi[is_target] = made.lo[targets], made.hi[targets]
     if limits.time_window_us is not None:
         history = source[~is_target]
         token_lo[~is_target] = first_not_before(
@@ -140,7 +196,7 @@ def lay_out(
         )
     relative_hi = (token_hi - begin_of).astype(np.int32)
     return Layout(
-        user=target_user[first],
+        user=np.searchsorted(target_starts, first, side="right") - 1,
         lengths=lengths,
         num_targets=count,
         is_target=is_target,
@@ -152,25 +208,40 @@ def lay_out(
 
 
 def _segment_starts(lo: Longs, hi: Longs, target_starts: Longs, limits: Limits) -> Longs:
-    """Return the first target of every segment; Python runs once a segment, not once a token."""
+    """Return the first target of every segment; Python runs once for the longest chain of segments."""
     total = len(lo)
-    number = np.arange(total)
-    opens = np.zeros(total + 1, dtype=np.bool_)
-    opens[target_starts] = True
+    if not total:
+        return np.zeros(0, dtype=np.int64)
+    opens = np.zeros(total, dtype=np.bool_)
+    opens[target_starts[:-1][np.diff(target_starts) > 0]] = True
     # A target before which nothing was seen shares nothing either, but leaves no gap to the next one's history.
-    opens[1:total] |= (lo[1:] > hi[:-1]) | ((lo[1:] == hi[:-1]) & (hi[:-1] > lo[:-1]))
-    run_end = np.append(np.flatnonzero(opens[:total]), total)[np.cumsum(opens[:total])]
-    after = np.minimum(number + limits.max_targets, run_end)
+    opens[1:] |= (lo[1:] > hi[:-1]) | ((lo[1:] == hi[:-1]) & (hi[:-1] > lo[:-1]))
+    runs = np.flatnonzero(opens)
+    ends = np.append(runs, total)[1:]
+    found, at = [runs], runs
+    # All runs take a step at a time: most end with their first one.
+    while len(at):
+        at = _next_start(at, ends, lo, hi, limits)
+        more = at < ends
+        at, ends = at[more], ends[more]
+        found.append(at)
+    return np.sort(np.concatenate(found))
+
+
+def _next_start(at: Longs, ends: Longs, lo: Longs, hi: Longs, limits: Limits) -> Longs:
+    """Return where the segments that begin at targets `at` end, at most at the run's end, [Q]."""
+    after = np.minimum(at + limits.max_targets, ends)
     # Tokens of targets f..l: (hi[l] - lo[f]) + (l - f + 1), so hi[l] + l decides, and it rises with l.
-    used, most = hi + number, lo + number + (limits.token_budget - 1)
-    over = np.flatnonzero(used[after - 1] > most)
-    after[over] = first_not_before(used, number[over], after[over], most[over] + 1)
-    following: list[int] = after.tolist()
-    first, at = [], 0
-    while at < total:
-        first.append(at)
-        at = following[at]
-    return np.asarray(first, dtype=np.int64)
+    most = lo[at] + at + (limits.token_budget - 1)
+    over = np.flatnonzero(hi[after - 1] + after - 1 > most)
+    low, high = at[over] + 1, after[over] - 1
+    for _ in range(int((high - low).max(initial=0)).bit_length()):
+        middle = (low + high) >> 1
+        fits = (hi[middle] + middle <= most[over]) & (low < high)
+        low = np.where(fits, middle + 1, low)
+        high = np.where(fits, high, middle)
+    after[over] = low
+    return after
 
 
 def starts_of(user: npt.NDArray[Any], num_users: int) -> Longs:
