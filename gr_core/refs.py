@@ -12,6 +12,7 @@ from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 NEVER = -(2**62)  # a shown-bound that no event lies below
+CARRIED = ("merged", "duplicates", "pending", "quarantined", "forgotten")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,35 @@ class Rows(Ref):
         total = self.committed + self.duplicates + self.quarantined + self.forgotten
         if total != self.read:
             raise AssertionError(f"row accounting broken: {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionRows(Ref):
+    """Accounting of one ingestion's rows of the actions feeds, apart from `Rows`.
+
+    read = merged + duplicates + pending + quarantined + forgotten for the rows read now. Rows that an earlier
+    ingestion left pending are counted once more when they are looked at again: pending_before = the sum of `carried`.
+    """
+
+    read: int = 0
+    merged: int = 0
+    """Rows that gave an event an action, or an earlier time of one."""
+    duplicates: int = 0
+    """Rows of an action that the event has already, from the same or an earlier time."""
+    pending: int = 0
+    """Rows whose impression is not there yet and may still come."""
+    quarantined: int = 0
+    forgotten: int = 0
+    pending_before: int = 0
+    """Rows that the ingestion before left pending."""
+    carried: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CARRIED, 0))
+    """What became of those: merged, duplicates, pending (again), quarantined, forgotten."""
+
+    def check(self) -> None:
+        """Raise AssertionError when the counts do not add up (a fault of ours, never of the data)."""
+        total = self.merged + self.duplicates + self.pending + self.quarantined + self.forgotten
+        if total != self.read or sum(self.carried.values()) != self.pending_before:
+            raise AssertionError(f"action row accounting broken: {self}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

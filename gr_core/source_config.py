@@ -136,9 +136,9 @@ class FeedConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.role == "actions":
-            if not (self.acted_at and self.on):
-                raise ValueError("an actions feed needs acted_at and on")
-            return self
+            return self._complete_actions()
+        if self.on or self.acted_at:
+            raise ValueError("on and acted_at belong to a feed with role actions")
         missing = {"user_id", "item_id"} - set(self.columns)
         if missing:
             raise ValueError(f"columns must map {sorted(missing)}")
@@ -149,6 +149,15 @@ class FeedConfig(Section):
         unknown = set(self.columns) - {"user_id", "item_id", "request_id"}
         if unknown:
             raise ValueError(f"columns knows user_id, item_id, request_id, not {sorted(unknown)}")
+        return self
+
+    def _complete_actions(self) -> Self:
+        if not (self.acted_at and self.on and self.actions):
+            raise ValueError("an actions feed needs acted_at, on and actions")
+        names = ("event_id", "event_key", "shown_at", "visibility_delay_seconds", "columns", "action_times", "side")
+        foreign = [name for name in names if getattr(self, name) not in (None, (), {})]
+        if foreign:
+            raise ValueError(f"an actions feed has no {foreign}: its rows are found by on and timed by acted_at")
         return self
 
 
@@ -233,6 +242,9 @@ class SourceConfig(Section):
                 )
         if sum(feed.role == "events" for feed in self.feeds) != 1:
             raise ValueError("source.feeds must have exactly one feed with role events")
+        for feed in self.feeds:
+            if feed.role == "actions":
+                self._check_actions_feed(feed)
         for name in names:
             if action_time(name) in RESERVED:
                 raise ValueError(
@@ -243,6 +255,28 @@ class SourceConfig(Section):
         for key, name in sides:
             _check_side(f"{key}.{name}", name, names)
         return self
+
+    def _check_actions_feed(self, feed: FeedConfig) -> None:
+        """Check that an actions feed's rows can meet an impression: equally long keys, and windows to meet in."""
+        events = next(feed for feed in self.feeds if feed.role == "events")
+        key = events.event_key or (events.event_id or "",)
+        if len(feed.on) != len(key):
+            raise ValueError(
+                f"source.feeds[{feed.name}].on must have one column for each of the events feed's id {list(key)}, "
+                f"in that order, got {list(feed.on)}"
+            )
+        endless = [a.name for a in self.actions if a.name in feed.actions and a.attribution_window_seconds == 0]
+        if endless:
+            raise ValueError(
+                f"source.actions: {endless} must have attribution_window_seconds above 0, since the actions feed "
+                f"{feed.name} brings them after the impression: 0 says that the label is final in the row"
+            )
+
+    @property
+    def fed_mask(self) -> int:
+        """Bit mask of the actions that an actions feed brings; 0 where the labels stand in the impressions' rows."""
+        fed = {name for feed in self.feeds if feed.role == "actions" for name in feed.actions}
+        return sum(1 << bit for bit, action in enumerate(self.actions) if action.name in fed)
 
     @property
     def action_names(self) -> list[str]:

@@ -84,12 +84,13 @@ def parse_sql(text: str, key: str) -> pl.Expr:
 def feed_values(source: SourceConfig, feed: FeedConfig) -> list[Wanted]:
     """Return what a feed's config derives from a row, the times apart.
 
-    Names: user_id, item_id, request_id; `id:<n>` the parts of the event id; `action:<name>`; `side:<name>`; `delay`
-    (seconds) where the visibility delay is SQL.
+    Names: user_id, item_id, request_id; `id:<n>` the parts of the event id (of an actions feed: of the event that the
+    row is about); `action:<name>`; `side:<name>`; `delay` (seconds) where the visibility delay is SQL.
     """
     where = f"source.feeds[{feed.name}]"
     wanted = [_wanted(name, f"{where}.columns.{name}", sql, "id") for name, sql in feed.columns.items()]
     keys = [(feed.event_id, "event_id")] if feed.event_id else [(c, "event_key") for c in feed.event_key]
+    keys += [(column, "on") for column in feed.on]
     wanted += [
         Wanted(f"id:{place}", f"{where}.{key}", str(column), pl.col(str(column)), "id")
         for place, (column, key) in enumerate(keys)
@@ -97,18 +98,20 @@ def feed_values(source: SourceConfig, feed: FeedConfig) -> list[Wanted]:
     wanted += [_wanted(f"action:{n}", f"{where}.actions.{n}", sql, "flag") for n, sql in feed.actions.items()]
     wanted += [_wanted(f"side:{n}", f"{where}.side.{n}", sql, "text") for n, sql in feed.side.items()]
     delay = delay_of(source, feed)
-    if isinstance(delay, str):
+    if isinstance(delay, str) and feed.role != "actions":
         owner = where if feed.visibility_delay_seconds is not None else "source"
         wanted.append(_wanted("delay", f"{owner}.visibility_delay_seconds", delay, "number"))
     return wanted
 
 
 def feed_times(feed: FeedConfig) -> dict[str, tuple[str, TimeColumn]]:
-    """Return a feed's declared times: `shown_at` and the actions that have one, each with its dotted key."""
+    """Return a feed's declared times: `shown_at`, `acted_at`, actions that have one, each with its dotted key."""
     where = f"source.feeds[{feed.name}]"
     times = {f"time:{n}": (f"{where}.action_times.{n}", time) for n, time in feed.action_times.items()}
     if feed.shown_at is not None:
         times["shown_at"] = (f"{where}.shown_at", feed.shown_at)
+    if feed.acted_at is not None:
+        times["acted_at"] = (f"{where}.acted_at", feed.acted_at)
     return times
 
 

@@ -280,18 +280,9 @@ def test_wrong_sql_names_its_key(tmp_path: Path, sql: str) -> None:
 
 
 def test_settings_that_are_not_read_yet_are_refused(tmp_path: Path) -> None:
-    """An actions feed and restate = replace are refused by name instead of being passed over."""
+    """restate = replace is refused by name instead of being passed over."""
     put(tmp_path / "dt=2025-06-01" / "a.parquet")
-    actions = {
-        "name": "acts",
-        "role": "actions",
-        "path": "acts/*",
-        "acted_at": {"column": "at", "unit": "ms"},
-        "on": ["uid"],
-    }
 
-    with pytest.raises(ConfigError, match="two-feed sources"):
-        preflight(make_config(tmp_path, more_feeds=[actions]), DAY, bootstrap=False)
     with pytest.raises(ConfigError, match=r"source\.restate"):
         preflight(make_config(tmp_path, restate="replace"), DAY, bootstrap=False)
 

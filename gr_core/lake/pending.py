@@ -1,0 +1,42 @@
+"""Pending files: action rows that wait for their impression, under the number of the commit that left them waiting.
+
+Like quarantine they are written before their commit and named in its record, so what a crash or a lost race leaves
+behind is never seen. Each file holds all rows that wait after its commit; the next commit looks at them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import polars as pl
+
+from gr_core.data.actions import SCHEMA
+from gr_core.lake import store
+
+
+def write(root: str, number: int, night: str, rows: pl.DataFrame) -> str:
+    """Write what waits after a commit and return its path below `root`; nothing is not written and has path "".
+
+    The file's name depends on the night, so two writers that both try for one number do not meet.
+
+    Args:
+        root: URI of the lake's directory of pending rows.
+        number: Commit number.
+        night: The night that the commit names.
+        rows: `actions.SCHEMA`.
+    """
+    if rows.is_empty():
+        return ""
+    path = f"commit={number}/{hashlib.sha256(night.encode()).hexdigest()[:16]}.parquet"
+    content = io.BytesIO()
+    rows.select(SCHEMA.names()).write_parquet(content, compression="zstd")
+    store.write_bytes(store.join(root, path), content.getvalue())
+    return path
+
+
+def read(root: str, path: str) -> pl.DataFrame:
+    """Read what waits after a commit as `actions.SCHEMA`; path "" is nothing."""
+    if not path:
+        return SCHEMA.to_frame()
+    return pl.read_parquet(io.BytesIO(store.read_bytes(store.join(root, path)))).select(SCHEMA.names())
