@@ -23,10 +23,10 @@ from pydantic import (
 from gr_core.errors import ConfigError
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import ModelConfig
+from gr_core.section import Section
 from gr_core.source_config import (
     ActionConfig,
     FeedConfig,
-    Section,
     SourceConfig,
     TableConfig,
     TimeColumn,

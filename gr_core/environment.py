@@ -62,3 +62,8 @@ def prepare_tools(home: str) -> str:
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
     return os.environ.get("PREFECT_HOME", "")
+
+
+def variable(name: str) -> str | None:
+    """Return an environment variable that a config names (the key of `source.pseudonymise_users`); None: not set."""
+    return os.environ.get(name)

@@ -10,9 +10,11 @@ import re
 from datetime import date as Date
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from gr_core.checks_config import ChecksConfig
 from gr_core.schema import action_time
+from gr_core.section import Section
 
 MAX_ACTIONS = 31  # the masks are int32, and bit 31 is the sign
 RESERVED = frozenset(
@@ -63,12 +65,6 @@ def _below_root(path: str) -> str:
 
 Delay = Annotated[float | str, BeforeValidator(_delay)]
 FilePath = Annotated[str, AfterValidator(_below_root)]
-
-
-class Section(BaseModel):
-    """A part of the config: frozen, strict about unknown keys, documented by its field strings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class TimeColumn(Section):
@@ -218,6 +214,12 @@ class SourceConfig(Section):
     """A restated day: rows update the ones they repeat, or replace the whole day."""
     dedup_days: int = Field(default=30, ge=0)
     """Days back within which a repeated event_id is found, also when its shown_at was restated."""
+    pseudonymise_users: bool = False
+    """Keep users by a keyed hash of their ids; never changes in a home."""
+    user_key_variable: str = Field(default="DAYBREAK_USER_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable with the key (16 to 64 bytes) of pseudonymise_users."""
+    checks: ChecksConfig = ChecksConfig()
+    """Data checks of each ingestion against the last days."""
     actions: tuple[ActionConfig, ...] = Field(min_length=1, max_length=MAX_ACTIONS)
     """Actions; the bit number is the place in this list."""
     feeds: tuple[FeedConfig, ...] = Field(min_length=1)

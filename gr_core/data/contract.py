@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from datetime import date
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -17,7 +18,10 @@ import pyarrow as pa
 from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions
 from gr_core.data.expressions import INSTANT, Wanted
+from gr_core.data.figures import Tally, described
 from gr_core.data.sides import join_tables, not_found
+from gr_core.data.users import pseudonymised, raw_rows
+from gr_core.data.users import stored_user as stored_user
 from gr_core.errors import DataContractError
 from gr_core.hashing import bucket_of
 from gr_core.lake import quarantine, rawfile
@@ -54,6 +58,10 @@ class Batch:
     """(event, action)s whose time lies outside [shown_at, shown_at + window): the bit is not set."""
     bad_action_times: int = 0
     """(event, action)s set by the row with a time that cannot be read: the bit is unknown."""
+    unknown_columns: dict[str, int] = field(default_factory=dict)
+    """Raw column that the config neither reads nor declares -> files that have it."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What data checks compare with other days (`data.checks`), the counts of rows apart."""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -109,6 +117,8 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
     good = rows.filter(pl.col(_REASON).is_null())
     if good.is_empty() and not rows.is_empty():
         raise _nothing_usable(feed, day, own, rows)
+    tally = Tally(config)
+    tally.add(good)
     events = _unique(config, good)
     names = pl.Series("file", [file.uri for file in own], dtype=pl.String)
     columns = [name for name in polars_schema(config).names() if name not in _COMMITTED]
@@ -116,12 +126,13 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         feed=feed.name,
         events=events.select(columns),
         files=names.gather(events[_FILE]),
-        quarantine=_quarantine(feed, own, rows.filter(pl.col(_REASON).is_not_null())),
+        quarantine=_quarantine(config, feed, own, rows.filter(pl.col(_REASON).is_not_null())),
         read=rows.height,
         duplicates=good.height - events.height,
         missing_side={table.name: int(events[not_found(table)].sum()) for table in config.source.tables},
         outside_window=int(events[_OUTSIDE].sum()),
         bad_action_times=int(events[_UNREADABLE].sum()),
+        **described(config, feed, own, tally),
     )
     batch.check()
     logger.debug(
@@ -183,6 +194,7 @@ def _contract(
         # the raw times of actions, to tell an absent time from an unreadable one
         *(pl.col(t.column).is_not_null().alias(f"has:{n}") for n, t in times.items() if n != "shown_at"),
     )
+    frame = pseudonymised(config, feed, frame)
     frame = _judged(frame, day_end_us(day, config.lake.zone) + source.max_clock_skew_seconds * 1_000_000)
     frame = _action_times(config, feed, frame)
     delay_us = (pl.col("delay") * 1e6).round().cast(pl.Int64, strict=False)
@@ -279,12 +291,12 @@ def _unique(config: Config, rows: pl.DataFrame) -> pl.DataFrame:
     return events.sort("bucket", "user_id", "shown_at", "event_id")
 
 
-def _quarantine(feed: FeedConfig, files: list[SourceFile], rows: pl.DataFrame) -> pl.DataFrame:
+def _quarantine(config: Config, feed: FeedConfig, files: list[SourceFile], rows: pl.DataFrame) -> pl.DataFrame:
     parts = [quarantine.SCHEMA.to_frame()]
     for place in rows[_FILE].unique().sort():
         uri = files[place].uri
         bad = rows.filter(pl.col(_FILE) == place)
-        texts = rawfile.raw_rows(uri, feed.format, bad[_ROW].to_list())
+        texts = raw_rows(config, feed, uri, bad[_ROW].to_list())
         parts.append(
             pl.DataFrame(
                 {"reason": bad[_REASON], "feed": feed.name, "file": uri, "row": texts}, schema=quarantine.SCHEMA

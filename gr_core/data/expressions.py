@@ -16,6 +16,7 @@ import polars as pl
 
 from gr_core.config import FeedConfig, SourceConfig, TableConfig, TimeColumn
 from gr_core.errors import ConfigError, DataContractError
+from gr_core.lake import partitions
 
 Kind = Literal["id", "text", "flag", "number"]
 Schema = Mapping[str, pl.DataType]
@@ -126,6 +127,18 @@ def delay_of(source: SourceConfig, feed: FeedConfig) -> float | str:
     """Return the visibility delay that holds for a feed: seconds, or SQL that gives them."""
     own = feed.visibility_delay_seconds
     return source.visibility_delay_seconds if own is None else own
+
+
+def user_columns(source: SourceConfig, feed: FeedConfig) -> set[str]:
+    """Return the raw columns of a feed that its users' ids are made of; of an actions feed those of its key."""
+    own = {value.name: value for value in feed_values(source, feed)}
+    if "user_id" in own:
+        return set(own["user_id"].roots)
+    events = source.feed("events")
+    if feed.role != "actions" or events is None:
+        return set()
+    users, key = user_columns(source, events), events.event_key or (events.event_id,)
+    return {column for column, part in zip(feed.on, key, strict=False) if part in users}
 
 
 def raw_columns(wanted: Iterable[Wanted], times: Iterable[TimeColumn] = ()) -> list[str]:
@@ -249,9 +262,13 @@ def _usable(kind: Kind, dtype: pl.DataType) -> bool:
 
 def _present(column: str, key: str, schema: Schema, file: str, owner: FeedConfig | TableConfig) -> None:
     if column not in schema:
-        there = sorted(name for name in schema if not name.startswith("\x00"))  # those are the reader's own
+        path = sorted(partitions.keys(file))
+        there = sorted(
+            name for name in schema if not name.startswith("\x00") and name not in path
+        )  # \x00: the reader's
         raise DataContractError(
             f"{file}: column {column} is missing, {key} needs it; the columns there are: {there}"
+            f"{f' and, from its path, {path}' if path else ''}"
             f"{_declare(owner, [column], 'string') if owner.format == 'ndjson' else ''}",
             where=file,
         )

@@ -12,7 +12,7 @@ import polars as pl
 
 from gr_core.config import Config, TableConfig
 from gr_core.data import expressions
-from gr_core.lake import rawfile
+from gr_core.lake import rawfile, userkey
 from gr_core.lake.source import SourceFile, list_snapshot, snapshot_of, snapshots
 
 _SNAPSHOT, _FOUND = "\x00snapshot", "\x00found"
@@ -38,17 +38,20 @@ def join_tables(config: Config, rows: pl.DataFrame, reason: str) -> pl.DataFrame
     Raises:
         DataContractError: A table's file cannot be read, or lacks or mistypes a column.
     """
+    key = userkey.load(config)
     for table in config.source.tables:
         if "{date}" in table.path:
             rows, chosen = _as_of(config, table, rows)
             parts = [
-                _read(table, list_snapshot(config, table, snapshot)).with_columns(pl.lit(snapshot).alias(_SNAPSHOT))
+                _read(table, list_snapshot(config, table, snapshot), key).with_columns(
+                    pl.lit(snapshot).alias(_SNAPSHOT)
+                )
                 for snapshot in chosen
             ]
-            content = pl.concat([_read(table, []).with_columns(pl.lit(None, pl.Date).alias(_SNAPSHOT)), *parts])
+            content = pl.concat([_read(table, [], key).with_columns(pl.lit(None, pl.Date).alias(_SNAPSHOT)), *parts])
             rows = _joined(rows, table, content, [_SNAPSHOT]).drop(_SNAPSHOT)
         else:
-            rows = _joined(rows, table, _read(table, list_snapshot(config, table, None)), [])
+            rows = _joined(rows, table, _read(table, list_snapshot(config, table, None), key), [])
         missing = pl.col(not_found(table))
         if table.missing == "quarantine":
             broken = pl.when(pl.col(reason).is_null() & missing).then(pl.lit(f"missing_{table.name}"))
@@ -67,8 +70,11 @@ def _as_of(config: Config, table: TableConfig, rows: pl.DataFrame) -> tuple[pl.D
     return rows.rename({"seen": _SNAPSHOT}), sorted({found for found in seen if found is not None})
 
 
-def _read(table: TableConfig, files: list[SourceFile]) -> pl.DataFrame:
-    """Read a snapshot as text columns, one row a key: of rows that share one, the least by content."""
+def _read(table: TableConfig, files: list[SourceFile], key: bytes | None) -> pl.DataFrame:
+    """Read a snapshot as text columns, one row a key: of rows that share one, the least by content.
+
+    With a key, users are the pseudonyms that the contract gives them.
+    """
     values = expressions.table_values(table)
     names = [value.name for value in values]
     parts = [pl.DataFrame(schema=dict.fromkeys(names, pl.String()))]
@@ -77,7 +83,10 @@ def _read(table: TableConfig, files: list[SourceFile]) -> pl.DataFrame:
         for value in values:
             expressions.check_value(value, schema, file.uri, table)
         raw = rawfile.read_frame(file.uri, table.format, table.types, expressions.raw_columns(values), schema)
-        parts.append(raw.with_columns(expressions.text(value) for value in values).select(names))
+        part = raw.with_columns(expressions.text(value) for value in values).select(names)
+        if key is not None and "on:user_id" in names:
+            part = part.with_columns(userkey.stored_users(key, part["on:user_id"]).alias("on:user_id"))
+        parts.append(part)
     keys = [name for name in names if name.startswith("on:")]
     return pl.concat(parts).drop_nulls(keys).sort(names).unique(keys, keep="first", maintain_order=True)
 

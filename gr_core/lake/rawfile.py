@@ -1,11 +1,13 @@
 """One raw file: its schema, its rows as typed columns, and single rows as JSON for quarantine.
 
 Parquet brings its types; csv and ndjson (each also gzip-compressed) are read as text and cast to the declared
-types, so that one bad value costs one row and never the file, and nothing is inferred from the first rows.
+types, so that one bad value costs one row and never the file, and nothing is inferred from the first rows. The
+key=value folders of a path are columns too, where the file has none of that name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -20,11 +22,14 @@ import polars as pl
 
 from gr_core.data.expressions import DECLARED, normal
 from gr_core.errors import ConfigError, DataContractError
-from gr_core.lake import store
+from gr_core.lake import partitions, store
 
 Format = Literal["parquet", "csv", "ndjson"]
 
 PROBLEM = "\x00problem"  # per row: null, bad_row (no readable record) or bad_value (a value not of its declared type)
+
+_SCALAR = r':\s*(?:"(?:[^"\\]|\\.)*"|[-+.0-9eE]+|true|false|null)'  # a key's value, where it is no list and no record
+HEAD_BYTES = 2**20  # of a text file, where only its head is wanted
 
 # PanicException: Polars' Rust side gives up on some damaged files that way
 _DAMAGED = (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, UnicodeError, csv.Error)
@@ -40,15 +45,14 @@ def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> d
         key: Dotted config key of the owner, for messages.
 
     Raises:
-        DataContractError: The file cannot be read, or a column has another type than declared.
+        DataContractError: The file cannot be read, or a column (or a key of its path) is not of its declared type.
         ConfigError: A declared type is not known.
     """
     declared = _declared(types, key)
+    path = {name: dtype for name, (dtype, _) in partitions.typed(uri, declared, key).items()}
     try:
         if form == "parquet":
-            # not read_parquet_schema: it takes [ ] * in a name for a glob
-            footer = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False).collect_schema()
-            found = {name: normal(dtype) for name, dtype in footer.items()}
+            found = {name: normal(dtype) for name, dtype in _footer(uri).items()}
         elif form == "csv":
             found = dict.fromkeys(_text_frame(uri, form, [], head=1).drop(PROBLEM).columns, pl.String())
         else:
@@ -57,9 +61,9 @@ def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> d
     except (*_DAMAGED, OSError) as error:
         raise _unreadable(uri, form, error) from error
     if form == "ndjson":
-        return declared
+        return {**path, **declared}
     if form == "csv":
-        return {name: declared.get(name, dtype) for name, dtype in found.items()}
+        return {**path, **{name: declared.get(name, dtype) for name, dtype in found.items()}}
     for name, dtype in declared.items():
         if name in found and found[name] not in (dtype, pl.Null()):
             raise DataContractError(
@@ -67,11 +71,16 @@ def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> d
                 "mend the file or the declaration",
                 where=uri,
             )
-    return found
+    return {**path, **found}
 
 
 def read_frame(
-    uri: str, form: Format, types: Mapping[str, str], columns: Sequence[str], schema: Mapping[str, pl.DataType]
+    uri: str,
+    form: Format,
+    types: Mapping[str, str],
+    columns: Sequence[str],
+    schema: Mapping[str, pl.DataType],
+    head: int | None = None,
 ) -> pl.DataFrame:
     """Read the rows of a raw file, in file order.
 
@@ -81,6 +90,7 @@ def read_frame(
         types: Declared raw types.
         columns: Columns to read; all stand in `schema`.
         schema: What `read_schema` gave.
+        head: At most so many rows, of a text file those within its first HEAD_BYTES; None: all.
 
     Returns:
         The columns in the types of `schema`, and PROBLEM (text).
@@ -88,20 +98,67 @@ def read_frame(
     Raises:
         DataContractError: The file cannot be read.
     """
+    path = partitions.typed(uri, schema, "")
     try:
+        own = _own_columns(uri, form, columns, path)
         if form == "parquet":
             frame = pl.read_parquet(
-                _open(uri), columns=list(columns), hive_partitioning=False, glob=False, use_statistics=False
+                _open(uri), columns=own, hive_partitioning=False, glob=False, use_statistics=False, n_rows=head
             )
-            casts = [pl.col(name).cast(schema[name]) for name in columns if frame.schema[name] != schema[name]]
-            return frame.with_columns(*casts, pl.lit(None, pl.String).alias(PROBLEM))
-        frame = _text_frame(uri, form, list(columns))
+            casts = [pl.col(name).cast(schema[name]) for name in own if frame.schema[name] != schema[name]]
+            given = [pl.lit(path[name][1], schema[name]).alias(name) for name in columns if name not in own]
+            return frame.with_columns(*casts, *given, pl.lit(None, pl.String).alias(PROBLEM)).select(*columns, PROBLEM)
+        frame = _text_frame(uri, form, own, head)
     except (*_DAMAGED, OSError) as error:
         raise _unreadable(uri, form, error) from error
-    typed = [_from_text(name, schema[name]).alias(name) for name in columns if schema[name] != pl.String]
-    bad = [_from_text(n, schema[n]).is_null() & pl.col(n).is_not_null() for n in columns if schema[n] != pl.String]
+    typed = [_from_text(name, schema[name]).alias(name) for name in own if schema[name] != pl.String]
+    bad = [_from_text(n, schema[n]).is_null() & pl.col(n).is_not_null() for n in own if schema[n] != pl.String]
     wrong = pl.when(pl.any_horizontal(bad)).then(pl.lit("bad_value")) if bad else pl.lit(None, pl.String)
-    return frame.with_columns(*typed, pl.coalesce(PROBLEM, wrong).alias(PROBLEM))
+    frame = frame.with_columns(*typed, pl.coalesce(PROBLEM, wrong).alias(PROBLEM))
+    lit = {name: pl.lit(path[name][1], schema[name]) for name in columns if name in path}
+    given = [(pl.coalesce(name, value) if name in own else value).alias(name) for name, value in lit.items()]
+    return frame.with_columns(given if form == "ndjson" else [e for e in given if e.meta.output_name() not in own])
+
+
+def column_names(uri: str, form: Format) -> list[str]:
+    """Return the names of all columns that a raw file holds, its path's keys apart; of ndjson those of any record.
+
+    Raises:
+        DataContractError: The file cannot be read.
+    """
+    try:
+        if form == "parquet":
+            return list(_footer(uri))
+        if form == "csv":
+            return [name for name in _text_frame(uri, form, [], head=1).columns if name != PROBLEM]
+        return _keys(_lines(uri))
+    except (*_DAMAGED, OSError) as error:
+        raise _unreadable(uri, form, error) from error
+
+
+def count_rows(uri: str, form: Format, size: int) -> tuple[int, bool]:
+    """Count a raw file's rows cheaply: parquet from its footer, text files from their head.
+
+    Args:
+        uri: The file.
+        form: Its format.
+        size: Bytes of the file.
+
+    Returns:
+        The number, and whether it is exact: of text beyond HEAD_BYTES it is projected from the head.
+
+    Raises:
+        DataContractError: The file cannot be read.
+    """
+    try:
+        if form == "parquet":
+            rows = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False).select(pl.len()).collect().item()
+            return int(rows), True
+        text, taken = _beginning(uri)
+        lines = sum(1 for line in text.split(b"\n") if line.strip()) - (form == "csv")
+        return (max(lines, 0), True) if taken is None else (round(max(lines, 0) * max(size / taken, 1.0)), False)
+    except (*_DAMAGED, OSError) as error:
+        raise _unreadable(uri, form, error) from error
 
 
 def raw_rows(uri: str, form: Format, rows: Sequence[int]) -> list[str]:
@@ -131,14 +188,59 @@ def _open(uri: str) -> Path | io.BytesIO:
     return store.local_path(uri) if store.is_local(uri) else io.BytesIO(store.read_bytes(uri))
 
 
-def _content(uri: str) -> bytes:
+def _footer(uri: str) -> pl.Schema:
+    # not read_parquet_schema: it takes [ ] * in a name for a glob
+    return pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False).collect_schema()
+
+
+def _own_columns(uri: str, form: Format, columns: Sequence[str], path: Mapping[str, object]) -> list[str]:
+    """Return the columns that the file itself gives: all but those that only its path has."""
+    if not any(name in path for name in columns):
+        return list(columns)
+    if form == "ndjson":  # a record may have what its path has, too
+        return list(columns)
+    there = column_names(uri, form)
+    return [name for name in columns if name in there or name not in path]
+
+
+def _content(uri: str, head: int | None = None) -> bytes:
+    if head is not None:
+        return _beginning(uri)[0]
     content = store.read_bytes(uri)
     return gzip.decompress(content) if uri.endswith(".gz") else content
 
 
-def _lines(uri: str) -> list[str]:
+def _beginning(uri: str) -> tuple[bytes, int | None]:
+    """Return the whole records within a text file's first HEAD_BYTES, and the file's bytes they took (None: all)."""
+    stream = store.local_path(uri).open("rb") if store.is_local(uri) else io.BytesIO(store.read_bytes(uri))
+    with stream:
+        source = gzip.GzipFile(fileobj=stream) if uri.endswith(".gz") else stream
+        text = source.read(HEAD_BYTES + 1)
+        if len(text) <= HEAD_BYTES:
+            return text, None
+        taken = stream.tell()
+    end = text.rfind(b"\n", 0, HEAD_BYTES)
+    while end > 0 and text.count(b'"', 0, end) % 2:  # a line that ends inside quotes is not the record's last
+        end = text.rfind(b"\n", 0, end)
+    return text[: end + 1], taken
+
+
+def _lines(uri: str, head: int | None = None) -> list[str]:
     # bytes that are no UTF-8 become lone surrogates, which cost their line and no other
-    return [line for line in _content(uri).decode("utf-8", "surrogateescape").split("\n") if line.strip()]
+    text = _content(uri, head).decode("utf-8", "surrogateescape")
+    return [line for line in text.split("\n") if line.strip()][:head]
+
+
+def _keys(lines: list[str]) -> list[str]:
+    """Return the keys of any record, parsing one line of each shape: lines differ in values more than in keys."""
+    texts = pl.Series("line", [line for line in lines if _is_utf8(line)], dtype=pl.String)
+    shape = pl.col("line").str.replace_all(_SCALAR, ":")
+    found: dict[str, None] = {}
+    for line in texts.to_frame().unique(shape, keep="first", maintain_order=True)["line"]:
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            found |= dict.fromkeys(record if isinstance(record, dict) else [])
+    return list(found)
 
 
 def _shown(text: str) -> str:
@@ -153,7 +255,7 @@ def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = N
         places = pl.int_range(frame.height, eager=True)
         told = pl.when(places.is_in(list(unread))).then(pl.lit("bad_row")).alias(PROBLEM)
         return frame.select(columns or pl.all()).with_columns(told)
-    lines = _lines(uri)[:head]
+    lines = _lines(uri, head)
     record = pl.Struct(dict.fromkeys(columns, pl.String()))
     problem = pl.Series(PROBLEM, [None] * len(lines), dtype=pl.String)
     try:
@@ -177,7 +279,7 @@ def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = N
 
 def _csv_frame(uri: str, head: int | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
     """Read all columns of a csv as text. Records that are none by the header are null rows; their text, by place."""
-    content = _content(uri)
+    content = _content(uri, head)
     try:
         return pl.read_csv(io.BytesIO(content), infer_schema=False, n_rows=head), {}
     except pl.exceptions.ComputeError:
