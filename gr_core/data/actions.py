@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = pl.Schema(
     {
-        "event_id": pl.String,
-        "actions": pl.Int32,  # the row's action bits, never 0
+        "event_id": pl.String(),
+        "actions": pl.Int32(),  # the row's action bits, never 0
         "acted_at": INSTANT,
-        "feed": pl.String,
-        "file": pl.String,  # URI
+        "feed": pl.String(),
+        "file": pl.String(),  # URI
     }
 )
 

@@ -274,8 +274,7 @@ def _in_window(action: ActionConfig) -> pl.Expr:
 
 def _taken(config: Config, bits: pl.Series) -> Iterator[tuple[int, ActionConfig]]:
     """Yield bit and config of the actions that any of these rows are."""
-    there = int(bits.bitwise_or() or 0)
-    yield from ((bit, action) for bit, action in enumerate(config.source.actions) if there & (1 << bit))
+    yield from ((bit, action) for bit, action in enumerate(config.source.actions) if ((bits & (1 << bit)) != 0).any())
 
 
 def _told(pairs: pl.DataFrame, fate: int) -> pl.DataFrame:
