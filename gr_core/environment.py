@@ -2,26 +2,114 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
+import re
 from pathlib import Path
 
-from gr_core.lake import store
+from gr_core.errors import UsageError
+from gr_core.lake import uris
+
+_CACHE_GIB = 50.0
+# Bounded, so that a dead endpoint is named in seconds (the libraries' own: up to three minutes)
+CONNECT_SECONDS = 5
+READ_SECONDS = 20  # without a byte
+REQUEST_SECONDS = 60  # a whole request of deltalake or Polars, its body included
+RETRIES = 2
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_SHORTEST_SECRET = 4  # characters: a shorter value would take innocent text with it
 
 
 def home_uri(name: str, given: str | None = None) -> str:
-    """Return the home of a config: `given` (--home), else DAYBREAK_HOME, else .daybreak/<name>; local ones absolute."""
+    """Return the home of a config: `given` (--home), else DAYBREAK_HOME, else .daybreak/<name>; local ones absolute.
+
+    Raises:
+        UsageError: Neither a local path nor s3://bucket/prefix.
+    """
     home = given or os.environ.get("DAYBREAK_HOME") or f".daybreak/{name}"
-    return str(store.local_path(home)) if store.is_local(home) else home.rstrip("/")
+    if uris.is_local(home):
+        return str(uris.local_path(home))
+    bucket, key = uris.split_remote(home)
+    return f"s3://{bucket}/{key}".rstrip("/")
+
+
+def state_root() -> Path:
+    """Return the local folder for what homes on s3:// keep beside them: DAYBREAK_STATE, else .daybreak."""
+    return Path(os.environ.get("DAYBREAK_STATE") or ".daybreak").absolute()
+
+
+def state_directory(home: str) -> Path:
+    """Return a home's folder for local state (Prefect's, MLflow's database, work files): itself where it is local."""
+    if uris.is_local(home):
+        return uris.local_path(home)
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", home.removeprefix("s3://"))[-40:].strip("-.")
+    return state_root() / f"{plain}-{hashlib.sha256(home.encode()).hexdigest()[:8]}"
+
+
+def cache_directory() -> Path:
+    """Return the local folder of downloaded copies."""
+    return state_root() / "cache"
+
+
+def cache_bytes() -> int:
+    """Return how many bytes of copies are kept: DAYBREAK_CACHE_GIB, else 50 GiB."""
+    text = os.environ.get("DAYBREAK_CACHE_GIB") or str(_CACHE_GIB)
+    try:
+        return int(float(text) * 2**30)
+    except ValueError:
+        raise UsageError(
+            f"DAYBREAK_CACHE_GIB is a number of GiB, got {text!r}; correct it", where="DAYBREAK_CACHE_GIB"
+        ) from None
+
+
+def storage_options(uri: str) -> dict[str, str] | None:
+    """Return what deltalake needs for an object store beyond AWS_* (which it reads itself); None for local paths."""
+    if uris.is_local(uri):
+        return None
+    options = {
+        "connect_timeout": f"{CONNECT_SECONDS}s",
+        "timeout": f"{REQUEST_SECONDS}s",
+        "max_retries": str(RETRIES),
+        "retry_timeout": f"{REQUEST_SECONDS}s",
+    }
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        options["aws_endpoint"] = endpoint
+        if endpoint.startswith("http://"):
+            options["allow_http"] = "true"
+    return options
+
+
+def scan_options(uri: str) -> dict[str, str | int] | None:
+    """Return the same for Polars, whose retries are numbers; pass them to scan_delta beside the table's own."""
+    options = storage_options(uri)
+    return None if options is None else {**options, "max_retries": RETRIES, "retry_timeout_ms": 1000 * REQUEST_SECONDS}
+
+
+def store_identity() -> str:
+    """Return a digest of all settings of the object store, so that a client is not used beyond a change of them."""
+    values = sorted((key, value) for key, value in os.environ.items() if key.startswith("AWS_"))
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with the environment's credentials struck out."""
+    for key in _SECRETS:
+        value = os.environ.get(key, "")
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return text
 
 
 def tracking_uri(home: str) -> str:
-    """Return MLflow's tracking URI: MLFLOW_TRACKING_URI, else one SQLite file in the home (case B6)."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.local_path(home)}/mlflow.db"
+    """Return MLflow's tracking URI: MLFLOW_TRACKING_URI, else one SQLite file in the home's local state (case B6)."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_directory(home)}/mlflow.db"
 
 
 def artifact_root(home: str) -> str:
     """Return where MLflow keeps artifacts when the home's own database is used."""
-    return store.join(home, "mlartifacts")
+    return uris.join(home, "mlartifacts") if uris.is_local(home) else uris.join(home, "mlflow", "artifacts")
 
 
 def child_variables() -> dict[str, str]:
@@ -32,18 +120,19 @@ def child_variables() -> dict[str, str]:
 
 
 def prepare_tools(home: str) -> str:
-    """Set what Prefect and MLflow read at import: state in the home, logs of ours, no telemetry.
+    """Set what Prefect and MLflow read at import: state in the home (beside it where remote), logs of ours, no telemetry.
 
     Whatever is already set in the environment stands, so a team's own servers are used.
 
     Returns:
-        PREFECT_HOME; empty where none is set.
+        PREFECT_HOME.
 
     Raises:
-        UsageError: A home that cannot be written to, or whose path Delta cannot hold.
+        UsageError: A home that cannot be written to, or whose path Delta cannot hold; or a home on s3:// without the
+            library that MLflow writes there with.
     """
-    store.delta_uri(home)  # refuses a home that Delta cannot hold, before anything is made in it
-    state = store.local_path(home) / "prefect" if store.is_local(home) else None
+    uris.delta_uri(home)  # refuses a home that Delta cannot hold, before anything is made in it
+    state = state_directory(home) / "prefect"
     defaults = {
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -54,14 +143,27 @@ def prepare_tools(home: str) -> str:
         "GIT_PYTHON_REFRESH": "quiet",
         # Scoring shares the cores with training: spinning OpenMP threads cost it a factor of 14 (measured, 2 cores).
         "OMP_WAIT_POLICY": "passive",
+        "PREFECT_HOME": str(state),
     }
-    if state is not None:
-        with store.writable(home):
-            state.mkdir(parents=True, exist_ok=True)
-        defaults["PREFECT_HOME"] = str(state)
+    if not uris.is_local(home):
+        _need_boto3(home)
+        defaults["DAYBREAK_STATE"] = str(state_root())  # the same for child processes in other folders
+        defaults |= {"AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": str(RETRIES + 1)}  # MLflow's client
+    with uris.writable(home if uris.is_local(home) else str(state)):
+        state.mkdir(parents=True, exist_ok=True)
     for key, value in defaults.items():
         os.environ.setdefault(key, value)
-    return os.environ.get("PREFECT_HOME", "")
+    return os.environ["PREFECT_HOME"]
+
+
+def _need_boto3(home: str) -> None:
+    server = os.environ.get("MLFLOW_TRACKING_URI", "").startswith(("http://", "https://"))
+    if not server and importlib.util.find_spec("boto3") is None:
+        raise UsageError(
+            f"{home}: MLflow keeps artifacts on s3:// with boto3, which is not installed; pip install 'daybreak[s3]', "
+            "or set MLFLOW_TRACKING_URI to a server that serves artifacts",
+            where=home,
+        )
 
 
 def variable(name: str) -> str | None:

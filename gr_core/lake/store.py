@@ -7,132 +7,125 @@ state or the new one, never a part.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
-
-import fsspec
 
 from gr_core.atomic import write_whole
-from gr_core.errors import StoreUnavailable, UsageError
+from gr_core.environment import scan_options, storage_options
+from gr_core.lake import folders, remote
+from gr_core.lake.trouble import answering, named
+from gr_core.lake.uris import delta_file, delta_uri, is_local, join, local_path, writable
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# What deltalake 1.6.6 and Polars 2.1 cannot have in a table's path, however it is encoded: they panic ([ ] ^ |), find
-# no history (# ?), decode twice (\ %20), or take a folder for a hive key (=)
-_NOT_IN_TABLES = re.compile(r"%[0-9A-Fa-f]{2}|[#?=\[\]^|\\\x00-\x1f\x7f]")
-_UNUSABLE = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-def _scheme(uri: str) -> str:
-    found = _SCHEME.match(uri)
-    return found.group(1).lower() if found else "file"
-
-
-def is_local(uri: str) -> bool:
-    """Tell whether a URI names a local path: file://, or none that has a scheme."""
-    return _scheme(uri) == "file"
-
-
-def local_path(uri: str) -> Path:
-    """Return the local path of a local URI, of file:// percent-decoded; UsageError for any other."""
-    if not is_local(uri):
-        raise UsageError(f"{uri} is not a local path", where=uri)
-    found = _SCHEME.match(uri)
-    return Path(unquote(uri[found.end() :]) if found else uri).absolute()
-
-
-def delta_uri(uri: str) -> str:
-    """Return a table's URI as Delta Lake wants it: percent-encoded where local.
-
-    Raises:
-        UsageError: The local path has characters that Delta Lake cannot have in it.
-    """
-    if not is_local(uri):
-        return uri
-    path = local_path(uri)
-    wrong = _NOT_IN_TABLES.search(str(path))
-    if wrong:
-        raise UsageError(
-            f"{path}: a home's path may not contain {wrong.group(0)!r}, no Delta table can be kept there; "
-            "name another home with --home or DAYBREAK_HOME",
-            where=str(path),
-        )
-    return path.as_uri()
-
-
-def delta_file(uri: str) -> str:
-    """Return what Delta Lake tells as a data file's URI as this store reads it: a plain path where local."""
-    return unquote(uri.removeprefix("file://")) if is_local(uri) else uri
-
-
-def join(uri: str, *parts: str) -> str:
-    """Append path parts to a URI."""
-    return "/".join([uri.rstrip("/"), *(part.strip("/") for part in parts)])
-
-
-@contextlib.contextmanager
-def _answering(uri: str) -> Iterator[None]:
-    """Turn an object store's silence into the one transient error; local errors pass as they are."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if is_local(uri):
-            raise
-        raise StoreUnavailable(f"{uri} did not answer: {error}; check endpoint and credentials", where=uri) from error
-
-
-@contextlib.contextmanager
-def writable(uri: str) -> Iterator[None]:
-    """Turn a local path where nothing can be written (below a file, a read-only folder) into one UsageError."""
-    try:
-        yield
-    except OSError as error:
-        if not is_local(uri) or error.errno not in _UNUSABLE:
-            raise
-        raise UsageError(
-            f"{uri} cannot be written: {error}; make its folder writable, or name another home with --home or "
-            "DAYBREAK_HOME",
-            where=uri,
-        ) from error
+__all__ = [
+    "answering",
+    "delta_file",
+    "delta_uri",
+    "directory",
+    "exists",
+    "filesystem",
+    "is_complete",
+    "is_local",
+    "join",
+    "listing",
+    "local_copy",
+    "local_path",
+    "named",
+    "read_all",
+    "read_bytes",
+    "read_json",
+    "read_range",
+    "read_ranges",
+    "remove",
+    "remove_tree",
+    "scan_options",
+    "storage_options",
+    "upload",
+    "writable",
+    "write_bytes",
+    "write_json",
+]
 
 
 def filesystem(uri: str) -> Any:
-    """Return the fsspec filesystem of a URI; listings are never cached, so never stale (case C3)."""
-    scheme = _scheme(uri)
-    return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=scheme != "file")
+    """Return the fsspec filesystem of an s3:// URI; listings are never cached, so never stale (case C3)."""
+    del uri
+    return remote.filesystem()
 
 
 def exists(uri: str) -> bool:
-    """Tell whether a file or directory exists."""
-    if is_local(uri):
-        return local_path(uri).exists()
-    with _answering(uri):
-        return bool(filesystem(uri).exists(uri))
+    """Tell whether a file or directory exists; of a remote directory, also one whose upload broke off."""
+    return local_path(uri).exists() if is_local(uri) else remote.exists(uri)
+
+
+def is_complete(uri: str) -> bool:
+    """Tell whether a directory is there as `directory` or `upload` made it: whole."""
+    return local_path(uri).is_dir() if is_local(uri) else folders.is_complete(uri)
+
+
+def listing(uri: str) -> list[remote.Object]:
+    """List all files below a directory by name, with size and version; asked anew each time (case C3).
+
+    Directory markers of an object store are left out. Empty where there is no directory.
+    """
+    if not is_local(uri):
+        return remote.listing(uri)
+    base = local_path(uri)
+    found = []
+    for path in sorted(path for path in base.rglob("*") if path.is_file()):
+        stat = path.stat()
+        name = path.relative_to(base).as_posix()
+        found.append(remote.Object(name, str(path), stat.st_size, str(stat.st_mtime_ns)))
+    return sorted(found, key=lambda one: one.name)
 
 
 def read_bytes(uri: str) -> bytes:
     """Return a file's bytes; FileNotFoundError where there is none."""
-    if is_local(uri):
-        return local_path(uri).read_bytes()
-    with _answering(uri):
-        content: bytes = filesystem(uri).cat_file(uri)
-        return content
+    return local_path(uri).read_bytes() if is_local(uri) else remote.read(uri)
+
+
+def read_all(wanted: Sequence[str]) -> list[bytes]:
+    """Return the bytes of several files, of an object store read side by side."""
+    if any(is_local(uri) for uri in wanted):
+        return [read_bytes(uri) for uri in wanted]
+    return remote.read_all(wanted)
+
+
+def read_range(uri: str, offset: int, length: int) -> bytes:
+    """Return `length` bytes of a file from `offset` on; fewer where it ends before.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StoreUnavailable: The object store did not answer.
+    """
+    return read_ranges(uri, [(offset, length)])[0]
+
+
+def read_ranges(uri: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return parts of a file in the order asked for, of an object store read side by side.
+
+    Args:
+        uri: The file.
+        ranges: (offset, length) of each part, bytes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StoreUnavailable: The object store did not answer.
+    """
+    if not is_local(uri):
+        return remote.read_ranges(uri, ranges)
+    with local_path(uri).open("rb") as stream:
+        return [os.pread(stream.fileno(), length, offset) for offset, length in ranges]
 
 
 def write_bytes(uri: str, content: bytes) -> None:
     """Write a file whole or not at all; UsageError where nothing can be written locally."""
     if not is_local(uri):
-        with _answering(uri):
-            filesystem(uri).pipe_file(uri, content)
+        remote.write(uri, content)
         return
     path = local_path(uri)
     with writable(uri):
@@ -144,9 +137,17 @@ def remove(uri: str) -> None:
     """Remove a file; nothing happens where there is none."""
     if is_local(uri):
         local_path(uri).unlink(missing_ok=True)
+    else:
+        remote.remove(uri)
+
+
+def remove_tree(uri: str) -> None:
+    """Remove a directory with all that is below it; nothing happens where there is none."""
+    if not is_local(uri):
+        folders.remove_tree(uri)
         return
-    with contextlib.suppress(FileNotFoundError), _answering(uri):
-        filesystem(uri).rm_file(uri)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(local_path(uri))
 
 
 def read_json(uri: str) -> Any:
@@ -159,37 +160,61 @@ def write_json(uri: str, value: Any) -> None:
     write_bytes(uri, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
+def local_copy(uri: str) -> Path:
+    """Return a local directory with what a directory holds: itself where local, else a cached download.
+
+    The store is asked at every call, so an overwritten directory is fetched again; one whose upload broke off is not
+    there. A local path is returned whether or not it exists.
+
+    Raises:
+        FileNotFoundError: The object store has no complete directory there.
+        FormatError: The objects differ from what was uploaded.
+        ConfigError: Credentials, rights or the bucket.
+        StoreUnavailable: The object store did not answer.
+    """
+    return local_path(uri) if is_local(uri) else folders.local_copy(uri)
+
+
+def upload(folder: Path, uri: str) -> None:
+    """Put a local folder at an s3:// URI, whole or not at all, over any earlier one; it is moved into the cache.
+
+    Raises:
+        ConfigError: Credentials, rights or the bucket.
+        StoreUnavailable: The object store did not answer; the folder stays, and a second try sends what is missing.
+    """
+    folders.upload(folder, uri)
+
+
 @contextlib.contextmanager
 def directory(uri: str) -> Iterator[Path]:
     """Yield an empty local directory that becomes `uri` when the block ends without an error.
 
-    Locally the directory is renamed into place, over any earlier one. On an object store its files
-    are uploaded, manifest.json (or index.json) last, so that a reader who asks for it never sees a part.
+    Locally the directory is renamed into place, over any earlier one. On an object store it is uploaded so that no
+    reader ever sees a part of it, or a mixture with an earlier one (gr_core.lake.folders).
 
     Raises:
         UsageError: Locally, nothing can be written there.
+        ConfigError: Credentials, rights or the bucket of an object store.
         StoreUnavailable: The object store did not answer.
     """
-    if is_local(uri):
-        target = local_path(uri)
-        with writable(uri):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".tmp-{target.name}-"))
+    if not is_local(uri):
+        work = folders.workplace(uri)
         try:
             yield work
-            with writable(uri):
-                _put_in_place(work, target)
+            folders.upload(work, uri)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            folders.discard(work)
         return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-        files = sorted(p for p in Path(name).rglob("*") if p.is_file())
-        files.sort(key=lambda p: p.name in ("manifest.json", "index.json"))
-        with _answering(uri):
-            store = filesystem(uri)
-            for path in files:
-                store.put_file(str(path), join(uri, path.relative_to(name).as_posix()))
+    target = local_path(uri)
+    with writable(uri):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".tmp-{target.name}-"))
+    try:
+        yield work
+        with writable(uri):
+            _put_in_place(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _put_in_place(work: Path, target: Path) -> None:
@@ -200,12 +225,3 @@ def _put_in_place(work: Path, target: Path) -> None:
     target.rename(old)
     work.rename(target)
     shutil.rmtree(old)
-
-
-def fetch(uri: str, into: Path) -> Path:
-    """Return a local copy of a directory: itself where local, else downloaded below `into`."""
-    if is_local(uri):
-        return local_path(uri)
-    with _answering(uri):
-        filesystem(uri).get(uri, str(into), recursive=True)
-    return into

@@ -1,0 +1,249 @@
+"""Objects on S3: one client a process, listings that are never cached, writes that stand whole or not at all.
+
+A put is whole by itself; a large file goes up in parts that become one object at the end and are given up when one of
+them fails. Conditional writes (If-None-Match, If-Match) are what makes one of two writers lose.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from gr_core import environment
+from gr_core.lake import trouble, uris
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_AT_ONCE = 8  # requests in flight
+_SHA256 = "sha256"
+_clients: dict[tuple[int, str], Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One listed object."""
+
+    name: str
+    """Its path below what was listed."""
+    uri: str
+    size: int
+    """Bytes."""
+    etag: str
+    """Tells versions apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An object as it was read."""
+
+    content: bytes
+    etag: str
+    age_seconds: float
+    """Since its last change, by the store's own clock: machines may disagree about the time."""
+
+
+def filesystem() -> Any:
+    """Return this process's S3 client.
+
+    It caches no listing (case C3) and is made anew after a fork, whose child has no event loop (case C9), and when the
+    environment's credentials or endpoint change.
+    """
+    key = (os.getpid(), environment.store_identity())
+    if key not in _clients:
+        settings = {
+            "connect_timeout": environment.CONNECT_SECONDS,
+            "read_timeout": environment.READ_SECONDS,
+            "retries": {"mode": "standard", "total_max_attempts": environment.RETRIES + 1},
+        }
+        client = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, config_kwargs=settings)
+        client.retries = environment.RETRIES
+        _clients[key] = client
+    return _clients[key]
+
+
+def listing(uri: str) -> list[Object]:
+    """List all objects below a URI, by name; directory markers are left out.
+
+    Raises:
+        ConfigError: Credentials, rights or the bucket.
+        StoreUnavailable: The store did not answer.
+    """
+    bucket, prefix = uris.split_remote(uri)
+    prefix = prefix + "/" if prefix else ""
+    found = []
+    for item in _pages(uri, bucket, prefix):
+        name = item["Key"].removeprefix(prefix)
+        if name and not name.endswith("/"):
+            found.append(Object(name, f"s3://{bucket}/{item['Key']}", int(item["Size"]), str(item["ETag"])))
+    return sorted(found, key=lambda one: one.name)
+
+
+def _pages(uri: str, bucket: str, prefix: str, most: int = 1000) -> Iterable[dict[str, Any]]:
+    following: dict[str, str] = {}
+    while True:
+        with trouble.answering(uri):
+            page = filesystem().call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most, **following)
+        yield from page.get("Contents", [])
+        if not page.get("IsTruncated") or most < 1000:
+            return
+        following = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def exists(uri: str) -> bool:
+    """Tell whether there is an object at a URI, or any below it; asked of the store, never of a cache."""
+    bucket, key = uris.split_remote(uri)
+    # a list request: an answer to HEAD has no body that tells a missing bucket from a missing key
+    exact = any(item["Key"] == key for item in _pages(uri, bucket, key, 1))
+    return exact or any(True for _ in _pages(uri, bucket, f"{key}/" if key else "", 1))
+
+
+def read(uri: str) -> bytes:
+    """Return an object's bytes; FileNotFoundError where there is none."""
+    with trouble.answering(uri):
+        content: bytes = filesystem().cat_file(_plain(uri))
+        return content
+
+
+def read_all(wanted: Sequence[str]) -> list[bytes]:
+    """Return the bytes of several objects, read side by side; FileNotFoundError where one is missing."""
+    return _each(read, wanted)
+
+
+def read_ranges(uri: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return parts of an object, (offset, length) each, read side by side; empty ones cost no request."""
+
+    def part(place: tuple[int, int]) -> bytes:
+        offset, length = place
+        if length <= 0:
+            return b""
+        with trouble.answering(uri):
+            content: bytes = filesystem().cat_file(_plain(uri), start=offset, end=offset + length)
+            return content
+
+    return _each(part, ranges)
+
+
+def write(uri: str, content: bytes) -> None:
+    """Write an object whole or not at all."""
+    with trouble.answering(uri):
+        filesystem().pipe_file(_plain(uri), content)
+
+
+def remove(uri: str) -> None:
+    """Remove an object; nothing happens where there is none."""
+    bucket, key = uris.split_remote(uri)
+    with trouble.answering(uri):
+        filesystem().call_s3("delete_object", Bucket=bucket, Key=key)
+
+
+def remove_objects(uri: str, names: Sequence[str]) -> None:
+    """Remove the objects of these names below a URI."""
+    if names:
+        with trouble.answering(uri):
+            filesystem().rm([_plain(uris.join(uri, name)) for name in names])
+
+
+def put_files(folder: Path, uri: str, files: dict[str, dict[str, Any]]) -> None:
+    """Upload files of a folder side by side; what an interrupted upload left there with equal content is kept.
+
+    Args:
+        folder: The local folder.
+        uri: Where they go.
+        files: Name below both -> {"size": bytes, "sha256": hex}; the digest is kept with the object.
+    """
+    there = {found.name: found.size for found in listing(uri)}
+
+    def put(name: str) -> None:
+        place, wanted = uris.join(uri, name), files[name]
+        if there.get(name) == wanted["size"] and _digest(place) == wanted[_SHA256]:
+            return
+        with trouble.answering(place):
+            filesystem().put_file(str(folder / name), _plain(place), Metadata={_SHA256: wanted[_SHA256]})
+
+    _each(put, sorted(files))
+
+
+def get_files(uri: str, names: Sequence[str], folder: Path) -> None:
+    """Download objects below a URI into a folder, side by side; FileNotFoundError where one is missing."""
+
+    def get(name: str) -> None:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place = uris.join(uri, name)
+        with trouble.answering(place):
+            filesystem().get_file(_plain(place), str(target))
+
+    _each(get, names)
+
+
+def look(uri: str) -> Seen | None:
+    """Return an object with its ETag and its age; None where there is none."""
+    bucket, key = uris.split_remote(uri)
+    try:
+        with trouble.answering(uri):
+            answer = filesystem().call_s3("get_object", Bucket=bucket, Key=key)
+            content = fsspec.asyn.sync(filesystem().loop, answer["Body"].read)
+    except FileNotFoundError:
+        return None
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return Seen(content, str(answer["ETag"]), max((now - answer["LastModified"]).total_seconds(), 0.0))
+
+
+def put_if(uri: str, content: bytes, etag: str | None) -> str | None:
+    """Write a small object only if it is still the one with this ETag (None: only if there is none).
+
+    Returns:
+        The new ETag; None where another writer was faster.
+    """
+    bucket, key = uris.split_remote(uri)
+    condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+    try:
+        answer = filesystem().call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)
+    except Exception as error:
+        if _lost(error):
+            return None
+        told = trouble.named(uri, error)
+        if told is None:
+            raise
+        raise told from None
+    return str(answer["ETag"])
+
+
+def _lost(error: BaseException) -> bool:
+    """Tell whether a conditional write met another writer: 412, 409, or 404 where the object to replace is gone."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    code = str(answer.get("Error", {}).get("Code", ""))
+    return code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey")
+
+
+def _digest(uri: str) -> str | None:
+    bucket, key = uris.split_remote(uri)
+    try:
+        with trouble.answering(uri):
+            found = filesystem().call_s3("head_object", Bucket=bucket, Key=key)
+    except FileNotFoundError:
+        return None
+    return str(found.get("Metadata", {}).get(_SHA256)) or None
+
+
+def _plain(uri: str) -> str:
+    bucket, key = uris.split_remote(uri)
+    return f"{bucket}/{key}"
+
+
+def _each(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    if len(items) < 2:
+        return [work(item) for item in items]
+    pool = ThreadPoolExecutor(min(_AT_ONCE, len(items)))
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failure nothing more is begun
