@@ -15,7 +15,7 @@ from datetime import date
 import polars as pl
 
 from gr_core.config import Config, FeedConfig
-from gr_core.data import expressions
+from gr_core.data import expressions, users
 from gr_core.data.expressions import INSTANT, Wanted
 from gr_core.errors import DataContractError
 from gr_core.lake import quarantine, rawfile
@@ -134,7 +134,7 @@ def _read_file(
     good = frame.filter(pl.col(_REASON).is_null())
     return ActionBatch(
         rows=good.select("event_id", "actions", "acted_at", feed=pl.lit(feed.name), file=pl.lit(file.uri)),
-        quarantine=_quarantine(feed, file, frame.filter(pl.col(_REASON).is_not_null()), raw.select(needed)),
+        quarantine=_quarantine(config, feed, file, frame.filter(pl.col(_REASON).is_not_null()), raw.select(needed)),
         read=frame.height,
     )
 
@@ -151,12 +151,15 @@ def _contract(
         for bit, name in enumerate(config.source.action_names)
         if name in flags
     ]
-    return raw.select(
+    frame = raw.with_columns(
         pl.concat_str([expressions.text(key) for key in keys], separator=":").alias("event_id"),
         pl.sum_horizontal(bits).cast(pl.Int32).alias("actions"),
         expressions.instant(time, schema[time.column]).alias("acted_at"),
         pl.col(time.column).is_null().alias("no_time"),
-        rawfile.PROBLEM,
+    )
+    # raw columns of these names are no longer needed: key, SQL and time were taken from them at once
+    return users.pseudonymised(config, feed, frame).select(
+        "event_id", "actions", "acted_at", "no_time", rawfile.PROBLEM
     )
 
 
@@ -183,12 +186,15 @@ def _judged(frame: pl.DataFrame, latest_us: int) -> pl.DataFrame:
     return frame.with_columns(reason.alias(_REASON))
 
 
-def _quarantine(feed: FeedConfig, file: SourceFile, bad: pl.DataFrame, raw: pl.DataFrame) -> pl.DataFrame:
+def _quarantine(
+    config: Config, feed: FeedConfig, file: SourceFile, bad: pl.DataFrame, raw: pl.DataFrame
+) -> pl.DataFrame:
     """Return broken rows for quarantine: as they stand in the file, or their declared columns where those tell why."""
     told = pl.col(_REASON).is_in(_BY_CONTENT)
     whole, declared = bad.filter(~told), bad.filter(told)
-    texts = rawfile.raw_rows(file.uri, feed.format, whole[_PLACE].to_list()) if whole.height else []
-    rows = raw[declared[_PLACE]].select(pl.struct(pl.all()).struct.json_encode()).to_series()
+    texts = users.raw_rows(config, feed, file.uri, whole[_PLACE].to_list()) if whole.height else []
+    hidden = expressions.user_columns(config.source, feed) if config.source.pseudonymise_users else set()
+    rows = raw.drop(hidden)[declared[_PLACE]].select(pl.struct(pl.all()).struct.json_encode()).to_series()
     parts = [
         pl.DataFrame({"reason": reasons, "row": text}, schema={"reason": pl.String, "row": pl.String})
         for reasons, text in ((whole[_REASON], texts), (declared[_REASON], rows))

@@ -11,6 +11,7 @@ import pytest
 
 from gr_core.config import Config
 from gr_core.data.actions import ActionBatch, concat, read_actions
+from gr_core.data.contract import read_day
 from gr_core.errors import ConfigError, DataContractError
 from gr_core.lake.source import list_files
 from tests import shop
@@ -164,3 +165,23 @@ def test_one_id_column_is_one_key_column(tmp_path: Path) -> None:
     config = make_config(tmp_path, impressions=feed, actions={"on": ["req"]})
     write_actions(tmp_path, DAY, [action("r1", "click", NOON)])
     assert read(config).rows["event_id"].to_list() == ["r1"]
+
+
+def test_keys_of_pseudonymised_users_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the event's key has the user's id in it, both feeds hash it alike, and no quarantined row shows it."""
+    monkeypatch.setenv("DAYBREAK_USER_KEY", "0123456789abcdef")
+    types = {**shop.ACTIONS["types"], "uid": "int64"}
+    config = make_config(
+        tmp_path,
+        impressions={"event_key": ["uid", "pos"]},
+        actions={"types": types, "on": ["uid", "pos"]},
+        source={"pseudonymise_users": True},
+    )
+    shop.write_impressions(tmp_path, DAY, [shop.impression("r1", uid=987654)])
+    kinds = {"click": NOON, "view": NOON, "order": "never"}
+    write_actions(tmp_path, DAY, [{**action("r1", kind, at), "uid": 987654} for kind, at in kinds.items()])
+    batch, feed = read(config), config.source.feeds[0]
+    events = read_day(config, DAY, list_files(config, DAY, feed), feed=feed).events
+    assert batch.rows["event_id"].to_list() == events["event_id"].to_list()
+    assert reasons(batch) == {"bad_time": 1, "no_action": 1}
+    assert not any("987654" in row for row in batch.quarantine["row"])
