@@ -26,6 +26,7 @@ from gr_core.errors import DataContractError
 from gr_core.hashing import bucket_of
 from gr_core.lake import quarantine, rawfile
 from gr_core.lake.source import SourceFile, feed_schemas
+from gr_core.lake.tombstones import NOBODY, Tombstones
 from gr_core.refs import day_end_us
 from gr_core.schema import action_time, event_schema
 
@@ -52,6 +53,8 @@ class Batch:
     """Rows in the files: events + duplicates + quarantined."""
     duplicates: int = 0
     """Rows that repeat an event_id of this batch."""
+    forgotten: int = 0
+    """Rows left out because their user asked to be forgotten; they stand nowhere else, not in quarantine either."""
     missing_side: dict[str, int] = field(default_factory=dict)
     """Side table -> events without a row in it."""
     outside_window: int = 0
@@ -71,10 +74,10 @@ class Batch:
 
     def check(self) -> None:
         """Raise AssertionError when a row was lost (a fault of ours, never of the data)."""
-        if self.read != self.events.height + self.duplicates + self.quarantine.height:
+        if self.read != self.events.height + self.duplicates + self.quarantine.height + self.forgotten:
             raise AssertionError(
                 f"rows lost: read {self.read}, events {self.events.height}, duplicates {self.duplicates}, "
-                f"quarantined {self.quarantine.height}"
+                f"quarantined {self.quarantine.height}, forgotten {self.forgotten}"
             )
 
 
@@ -85,7 +88,14 @@ def polars_schema(config: Config) -> pl.Schema:
     return empty.schema if isinstance(empty, pl.DataFrame) else pl.Schema()
 
 
-def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedConfig) -> Batch:
+def read_day(
+    config: Config,
+    day: date,
+    files: list[SourceFile],
+    *,
+    feed: FeedConfig,
+    tombstones: Tombstones = NOBODY,
+) -> Batch:
     """Read one feed's files of a day as contract rows.
 
     Args:
@@ -93,6 +103,7 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         day: The feed day D; rows shown later than its end by more than the allowed skew are quarantined.
         files: Files as listed; those of other feeds and tables are passed over.
         feed: The feed, role events or bootstrap.
+        tombstones: Users whose rows are left out, counted.
 
     Returns:
         The batch; no file or no row gives an empty one.
@@ -113,6 +124,8 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         raw = _read(feed, file, schema, values)
         parts.append(_contract(config, day, feed, raw, schema).with_columns(pl.lit(place, pl.Int32).alias(_FILE)))
     rows = pl.concat(parts)
+    hidden = tombstones.hides(rows["user_id"])
+    rows = rows.filter(~hidden)
     rows = join_tables(config, rows, _REASON)
     good = rows.filter(pl.col(_REASON).is_null())
     if good.is_empty() and not rows.is_empty():
@@ -127,7 +140,8 @@ def read_day(config: Config, day: date, files: list[SourceFile], *, feed: FeedCo
         events=events.select(columns),
         files=names.gather(events[_FILE]),
         quarantine=_quarantine(config, feed, own, rows.filter(pl.col(_REASON).is_not_null())),
-        read=rows.height,
+        read=rows.height + int(hidden.sum()),
+        forgotten=int(hidden.sum()),
         duplicates=good.height - events.height,
         missing_side={table.name: int(events[not_found(table)].sum()) for table in config.source.tables},
         outside_window=int(events[_OUTSIDE].sum()),

@@ -11,6 +11,8 @@ writer may add keys of its own:
     decided     Decided      the gate's word; promote makes the version the champion
     promoted    Moved        an operator made a version the champion
     rollback    Moved        an operator or the next-night check went back to an earlier version
+    retracted   Retracted    a commit's rows were taken back; versions trained on them are tainted, never used again
+    forgotten   Forgotten    a user's rows were erased; who it was stands nowhere
     finished    Finished     the night is over and immutable from here on
     failed      Failed       the attempt ended with an error
     cancelled   Failed       the attempt was stopped by an operator
@@ -29,6 +31,8 @@ KINDS = (
     "decided",
     "promoted",
     "rollback",
+    "retracted",
+    "forgotten",
     "finished",
     "failed",
     "cancelled",
@@ -65,6 +69,7 @@ class Attempt(TypedDict):
     fingerprint: str
     difference: dict[str, list[Any]]  # dotted key -> [before, now]; empty for a plain retry
     reason: NotRequired[str]  # for example "retry", "force train"
+    parent: NotRequired[Parent | None]  # pinned anew, since the one pinned before was tainted by a retraction
 
 
 class Ingested(TypedDict):
@@ -104,6 +109,26 @@ class Moved(TypedDict):
     version: int  # champion from now on
     previous: int | None  # champion until now
     reason: str  # for example "rolled back by an operator"
+
+
+class Retracted(TypedDict):
+    """Payload of `retracted`; the entry's night is the one that the commit names."""
+
+    commit: int
+    date: str | None  # lake day, where the operator named one
+    reason: str
+    rows: int  # moved to quarantine
+    restored: int  # events of earlier commits whose content from before the commit is back
+    kept: int  # events that the commit had changed and that stay as they are
+    tainted: list[int]  # versions trained on the rows, by number
+    previous: int | None  # champion until now
+    next_parent: int | None  # champion from now on: the newest untainted ancestor; None: the next night is a first one
+
+
+class Forgotten(TypedDict):
+    """Payload of `forgotten`."""
+
+    rows: dict[str, int]  # removed: events, sequences, packs
 
 
 class Finished(TypedDict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gr_core.lake.entries import Entry, Parent
+from gr_core.lake.lineage import Lineage
 from gr_core.refs import Bound
 
 MAIN_MODES = ("nightly", "backfill")
@@ -68,6 +69,11 @@ class NightRecord:
         """The payload of the entry that pinned the night."""
         return self.attempts[0]
 
+    @property
+    def pinned_parent(self) -> dict[str, Any] | None:
+        """The parent as pinned: by the first attempt, or by the one that followed a retraction."""
+        return next((attempt["parent"] for attempt in reversed(self.attempts) if "parent" in attempt), None)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
@@ -120,17 +126,23 @@ def _bound(values: dict[str, Any] | None) -> Bound | None:
     return None if values is None else Bound.from_json(values)
 
 
+def _parent_fields(payload: dict[str, Any]) -> dict[str, Any]:
+    parent = payload.get("parent") or {}
+    return {
+        "parent_version": parent.get("version"),
+        "parent_checkpoint": parent.get("checkpoint"),
+        "parent_watermark": _bound(parent.get("watermark")),
+    }
+
+
 def _open(entry: Entry) -> NightRecord:
     payload = entry.payload
-    parent = payload.get("parent") or {}
     return NightRecord(
         key=entry.night,
         date=payload["date"],
         mode=payload["mode"],
         experiment=payload.get("experiment"),
-        parent_version=parent.get("version"),
-        parent_checkpoint=parent.get("checkpoint"),
-        parent_watermark=_bound(parent.get("watermark")),
+        **_parent_fields(payload),
         cutoff_us=payload["cutoff_us"],
         seed=payload["seed"],
         fingerprint=payload["fingerprint"],
@@ -147,6 +159,7 @@ def _changes(record: NightRecord, entry: Entry) -> dict[str, Any]:
     match entry.kind:
         case "attempt":
             changes = {"attempts": (*record.attempts, payload), "state": "running", "stage": None, "error": None}
+            changes |= _parent_fields(payload) if "parent" in payload else {}
         case "ingested":
             changes = {name: payload.get(name) for name in ("commit", "delta_version", "rows", "action_rows")}
         case "registered":
@@ -168,11 +181,17 @@ def nights(entries: Iterable[Entry]) -> dict[str, NightRecord]:
     """Fold entries into nights, keyed by night, in the order in which they were opened.
 
     A finished night is immutable: later entries of it (a forced stage) change nothing but the reasons, which
-    tell when its version was promoted or rolled back afterwards.
+    tell when its version was promoted or rolled back afterwards, and when its rows, or rows that its version was
+    trained on, were retracted.
     """
     records: dict[str, NightRecord] = {}
     owners: dict[int, str] = {}
     for entry in entries:
+        if entry.kind == "retracted":
+            for key, reason in _retraction_reasons(entry, owners).items():
+                if key in records:
+                    records[key] = dataclasses.replace(records[key], reasons=(*records[key].reasons, reason))
+            continue
         if entry.kind in ("promoted", "rollback"):
             owner = owners.get(entry.payload["version" if entry.kind == "promoted" else "previous"])
             if owner is not None:
@@ -190,6 +209,15 @@ def nights(entries: Iterable[Entry]) -> dict[str, NightRecord]:
         if entry.kind == "registered":
             owners[entry.payload["version"]] = entry.night
     return records
+
+
+def _retraction_reasons(entry: Entry, owners: dict[int, str]) -> dict[str, str]:
+    """Return what a retraction says of each night: the one of the commit, and those whose version it tainted."""
+    payload = entry.payload
+    said = f"commit {payload['commit']} was retracted: {payload['reason']}"
+    told = {owners[v]: f"version {v} is tainted, {said}" for v in payload["tainted"] if v in owners}
+    own = told.get(entry.night)
+    return {**told, entry.night: f"{said}; its version {own.split()[1]} is tainted" if own else said}
 
 
 def versions(entries: Iterable[Entry]) -> dict[int, Version]:
@@ -213,34 +241,59 @@ def versions(entries: Iterable[Entry]) -> dict[int, Version]:
 
 
 def _champions(entries: Sequence[Entry]) -> list[Champion]:
-    """Return the stack of champions, the present one last: a promotion pushes, a rollback pops down to its version."""
+    """Return the stack of champions, the present one last.
+
+    A promotion pushes, a rollback pops down to its version, a retraction takes out what it taints; a tainted version
+    is never promoted again.
+    """
     known = versions(entries)
     last = {entry.night: entry.seq for entry in entries if entry.kind == "decided"}
+    lineage = Lineage()
     stack: list[Champion] = []
     for entry in entries:
         payload = entry.payload
+        lineage.read(entry)
+        if entry.kind == "retracted":
+            stack = _retracted(stack, entry, known, lineage.tainted)
+            continue
         if entry.kind == "decided" and last[entry.night] != entry.seq:
             continue  # the night was redone before it finished, and decided again
         is_move = entry.kind in ("promoted", "rollback")
         if not is_move and not (entry.kind == "decided" and payload["decision"] == "promote"):
             continue
         version = payload["version"]
-        if version not in known or (stack and stack[-1].version == version):
+        if version not in known or version in lineage.tainted or (stack and stack[-1].version == version):
             continue
         kind: Literal["first", "promoted", "rollback"] = "promoted" if stack else "first"
         if entry.kind == "rollback":
-            kind = "rollback"
-            while stack and stack[-1].version != version:
-                stack.pop()
-            if stack:
-                stack.pop()
+            kind, stack = "rollback", _below(stack, version)
         reasons = (str(payload["reason"]),) if is_move else tuple(payload["reasons"])
-        stack.append(
-            Champion(
-                version=version, kind=kind, reasons=reasons, seq=entry.seq, at_us=entry.at_us, model=known[version]
-            )
-        )
+        stack.append(_champion(known[version], kind, reasons, entry))
     return stack
+
+
+def _champion(
+    model: Version, kind: Literal["first", "promoted", "rollback"], reasons: tuple[str, ...], entry: Entry
+) -> Champion:
+    return Champion(version=model.version, kind=kind, reasons=reasons, seq=entry.seq, at_us=entry.at_us, model=model)
+
+
+def _below(stack: list[Champion], version: int) -> list[Champion]:
+    """Return the champions before a version; none where it never was one."""
+    places = [place for place, one in enumerate(stack) if one.version == version]
+    return stack[: places[-1]] if places else []
+
+
+def _retracted(stack: list[Champion], entry: Entry, known: dict[int, Version], tainted: set[int]) -> list[Champion]:
+    """Return the stack without what is tainted; where the champion was, its newest untainted ancestor is on top."""
+    clean = [one for one in stack if one.version not in tainted]
+    if not stack or stack[-1].version not in tainted:
+        return clean
+    version = entry.payload["next_parent"]
+    if version is None or version not in known:
+        return []
+    reason = f"commit {entry.payload['commit']} was retracted: {entry.payload['reason']}"
+    return [*_below(clean, version), _champion(known[version], "rollback", (reason,), entry)]
 
 
 def champion(entries: Sequence[Entry]) -> Champion | None:
