@@ -13,6 +13,8 @@ from typing import Any
 
 from gr_core.checks_config import CheckRule, ChecksConfig, RateRule
 from gr_core.errors import DataContractError
+from gr_core.lake.commits import Commit
+from gr_core.lake.entries import Entry
 
 Figures = Mapping[str, Any]
 """files, read, duplicates, reasons {reason: rows}, rows (that keep the contract), nulls {column: rows},
@@ -74,6 +76,30 @@ def judge(rules: ChecksConfig, past: Sequence[Figures], tonight: Figures) -> lis
     if before:
         found += _drift(rules.schema_drift, before[-1].get("columns", {}), tonight.get("columns", {}))
     return [finding for finding in found if finding.level != "off"]
+
+
+def figures_of(commit: Commit) -> dict[str, Any]:
+    """Return the figures of an ingestion as its record tells them, the counts of rows included."""
+    rows = commit.rows
+    return {**commit.figures, "read": rows.read, "duplicates": rows.duplicates, "reasons": dict(commit.reasons)}
+
+
+def past_figures(entries: Iterable[Entry], night: str) -> list[dict[str, Any]]:
+    """Return the figures of all other nights' ingestions from the journal, in the order of their commits."""
+    told = {e.payload["commit"]: e.payload for e in entries if e.kind == "ingested" and e.night != night}
+    return [dict(payload["figures"]) for _, payload in sorted(told.items()) if payload.get("figures")]
+
+
+@dataclass(frozen=True)
+class Approval:
+    """Stops an ingestion before anything is written; `EventTable.ingest` calls it with the commit's record."""
+
+    rules: ChecksConfig
+    past: Sequence[Figures]
+
+    def __call__(self, commit: Commit) -> None:
+        """Raise DataContractError for findings of level stop, as `refuse` does."""
+        refuse(judge(self.rules, self.past, figures_of(commit)), commit.night)
 
 
 def refuse(findings: Iterable[Finding], night: str) -> None:

@@ -35,6 +35,10 @@ class Commit(Ref):
     """(event, action)s of the batch whose time lay outside the attribution window."""
     bad_action_times: int = 0
     """(event, action)s of the batch that are unknown because their time could not be read."""
+    unknown_columns: dict[str, int] = field(default_factory=dict)
+    """Raw column that the config neither reads nor declares -> files that have it."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What the next days' data checks compare with (`data.checks`), the counts of rows apart."""
     quarantine: str = ""
     """Quarantine file below the lake's quarantine directory; empty: no row."""
 

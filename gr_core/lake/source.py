@@ -19,6 +19,7 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig, TableConfig
 from gr_core.data import expressions
+from gr_core.data.users import refuse_clear_ids
 from gr_core.errors import ConfigError, DataContractError, StoreUnavailable
 from gr_core.lake import rawfile, store
 
@@ -165,6 +166,7 @@ def _check_feed(config: Config, feed: FeedConfig, files: list[SourceFile]) -> No
 
 
 def _supported(config: Config) -> None:
+    refuse_clear_ids(config)
     for feed in config.source.feeds:
         if feed.role == "actions":
             raise ConfigError(

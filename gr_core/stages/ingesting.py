@@ -7,9 +7,9 @@ from datetime import date as Date
 from typing import Any
 
 from gr_core.config import Config
-from gr_core.data import contract, due
+from gr_core.data import checks, contract, due
 from gr_core.errors import ConfigError
-from gr_core.lake import source, store
+from gr_core.lake import source, store, tombstones, userkey
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import bound_nights_ago, finished_bounds
 from gr_core.night import Night, resolve_root, run_stage
@@ -37,6 +37,7 @@ def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
 
         synthetic.ensure_day(store.local_path(config.source.root), config.source.world, day)
     table = EventTable(store.join(home, "lake", "events"), config)
+    userkey.check(config, home, started=table.exists())
     first = config.source.feed("bootstrap") is not None and table.find(BOOTSTRAP) is None
     files = source.preflight(config, day, bootstrap=first)
     feed = config.source.feed("events")
@@ -69,7 +70,11 @@ def ingest(night: Night) -> dict[str, Any]:
 
     Returns:
         bound (Bound of this night), rows, reasons, labels_changed_after_supervision, bootstrap (its rows or null),
-        and what decides what is new and judged: earlier (bounds of finished nights), since, context_commits.
+        figures and findings of the data checks, unknown_columns, and what decides what is new and judged: earlier
+        (bounds of finished nights), since, context_commits.
+
+    Raises:
+        DataContractError: A data check of level stop; nothing was committed.
     """
     config = night.settings
     table = EventTable(night.table_uri, config)
@@ -78,21 +83,29 @@ def ingest(night: Night) -> dict[str, Any]:
     entries = journal.entries()
     earlier = [bound.to_json() for bound in finished_bounds(entries)]
     since = bound_nights_ago(entries, config.gate.nights)
+    past, rules = checks.past_figures(entries, night.key), config.source.checks
     scope = {"earlier": earlier, "since": since.to_json() if since else None}
+    removed = table.erasures()
+    # rows left since an unfinished night ingested, or its parent was tainted: its bound is made again, and what follows
+    changed = {"erasures": removed, "parent": parent.to_json() if parent else None} if removed else {}
 
     def work() -> dict[str, Any]:
+        userkey.remember(config, night.home, started=table.exists())
         bootstrap = config.source.feed("bootstrap")
         if bootstrap is not None and table.find(BOOTSTRAP) is None:
             files = source.list_files(config, night.day, bootstrap)
-            table.ingest(BOOTSTRAP, contract.read_day(config, night.day, files, feed=bootstrap), parent=None)
+            batch = contract.read_day(config, night.day, files, feed=bootstrap, tombstones=tombstones.load(table.lake))
+            table.ingest(BOOTSTRAP, batch, parent=None)
         commit = table.find(night.date)
         if commit is None:
             feed = config.source.feed("events")
             assert feed is not None
             files = source.list_files(config, night.day, feed)
-            commit = table.ingest(night.date, contract.read_day(config, night.day, files, feed=feed), parent=parent)
+            batch = contract.read_day(config, night.day, files, feed=feed, tombstones=tombstones.load(table.lake))
+            approve = checks.Approval(rules, past)
+            commit = table.ingest(night.date, batch, parent=parent, approve=approve)
         first = table.find(BOOTSTRAP) if bootstrap is not None else None
-        bound = due.make_bound(config, commit.number, night.cutoff_us, commit.delta_version, parent)
+        bound = due.make_bound(config, commit.number, night.cutoff_us, table.pin(commit), parent)
         if parent is not None:
             due.check_not_behind(bound, parent)
         return {
@@ -101,13 +114,16 @@ def ingest(night: Night) -> dict[str, Any]:
             "reasons": commit.reasons,
             "labels_changed_after_supervision": commit.labels_changed_after_supervision,
             "bootstrap": first.rows.to_json() if first else None,
+            "figures": checks.figures_of(commit),
+            "findings": [found.to_json() for found in checks.judge(rules, past, checks.figures_of(commit))],
+            "unknown_columns": commit.unknown_columns,
             **scope,
             "context_commits": [first.number] if first and bootstrap and not bootstrap.due else [],
         }
 
-    result = run_stage(night, "ingest", {"night": night.key, "scope": scope}, work)
+    result = run_stage(night, "ingest", {"night": night.key, "scope": scope, **changed}, work)
     if not result["reused"]:
         payload = {"commit": result["bound"]["commit"], "delta_version": result["bound"]["delta_version"]}
-        payload |= {key: result[key] for key in ("rows", "reasons")}
+        payload |= {key: result[key] for key in ("rows", "reasons", "figures", "findings", "unknown_columns")}
         journal.append("ingested", night.key, payload, at_us=night.at_us)
     return result

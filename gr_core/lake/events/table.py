@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ from gr_core.config import Config
 from gr_core.data.contract import Batch, polars_schema
 from gr_core.errors import CommitConflict, ConfigError, FormatError, StoreUnavailable
 from gr_core.hashing import bucket_of
-from gr_core.lake import merging, quarantine, store
+from gr_core.lake import merging, quarantine, store, tombstones
 from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
-from gr_core.lake.events import layout
+from gr_core.lake.events import erasure, layout
 from gr_core.refs import Bound, Rows
 from gr_core.schema import EVENT_FORMAT, action_time, event_schema
 
@@ -32,7 +32,6 @@ logger = logging.getLogger("gr_core.lake.events")
 _APP = "ingest"
 _NIGHT = "night-"  # app transaction of a night: its commit number
 _PLACE = "commit-"  # app transaction of a commit: the lowest Delta version that it can have made
-_ERASURE = "erasure"  # app transaction of versions that removed rows: how many there are
 _ATTEMPTS = 30
 _FEW_USERS = 1000  # up to so many named users the buckets of a read are worked out from them
 _WRITER = WriterProperties(compression="ZSTD", compression_level=3)
@@ -64,7 +63,8 @@ class EventTable:
         self.uri = uri.rstrip("/")
         self._table_uri = store.delta_uri(self.uri)
         self.config = config
-        self.quarantine_uri = store.join(self.uri.rsplit("/", 1)[0], "quarantine")
+        self.lake = self.uri.rsplit("/", 1)[0]
+        self.quarantine_uri = store.join(self.lake, "quarantine")
 
     def exists(self) -> bool:
         """Tell whether the table was ever made (it may still be without a commit)."""
@@ -96,7 +96,13 @@ class EventTable:
     def erasures(self, delta_version: int | None = None) -> int:
         """Return how many versions up to this one (default the newest) removed rows; 0 where there is no table."""
         table = self._open(delta_version)
-        return 0 if table is None else table.transaction_version(_ERASURE) or 0
+        return 0 if table is None else table.transaction_version(erasure.COUNT) or 0
+
+    def pin(self, commit: Commit) -> int:
+        """Return the version that a night of this commit reads: the commit's, or the newest that removed rows since."""
+        table = self._open()
+        erased = None if table is None else table.transaction_version(erasure.ERASED_AT)
+        return max(commit.delta_version, erased or 0)
 
     def quarantine(self, commit: int) -> pl.DataFrame:
         """Return a commit's quarantined rows (reason, feed, file, row); empty for commits the table does not have."""
@@ -104,7 +110,14 @@ class EventTable:
         found = None if table is None else self._commit(table, commit)
         return quarantine.read(self.quarantine_uri, found.quarantine if found else "")
 
-    def ingest(self, night: str, batch: Batch, *, parent: Bound | None) -> Commit:
+    def ingest(
+        self,
+        night: str,
+        batch: Batch,
+        *,
+        parent: Bound | None,
+        approve: Callable[[Commit], None] | None = None,
+    ) -> Commit:
         """Write a batch as the night's one commit; the existing commit where the night already has one.
 
         New events enter up to the daily cap; repeats of events in the table count as duplicates and update the bits
@@ -114,6 +127,7 @@ class EventTable:
             night: Names the commit.
             batch: Contract rows; an empty batch is a commit, too.
             parent: Watermark of the night's parent; changed labels inside it are counted.
+            approve: Sees the commit's record before anything is written, and raises to stop it (data checks).
 
         Raises:
             CommitConflict: Other writers won every attempt.
@@ -132,6 +146,8 @@ class EventTable:
             number = (table.transaction_version(_APP) or 0) + 1
             plan = self._plan(table, batch, parent)
             plan.rows.check()
+            if approve is not None:
+                approve(_record(batch, plan, number=number, night=night, path=""))
             path = quarantine.write(self.quarantine_uri, number, night, plan.quarantine)
             record = _record(batch, plan, number=number, night=night, path=path)
             try:
@@ -178,9 +194,8 @@ class EventTable:
         Raises:
             FormatError: The version is not there, or was written by another format.
         """
-        table = self._pinned(delta_version)
+        table, wanted = self._pinned(delta_version)
         files = layout.files_of(table)
-        wanted: list[pl.Expr] = []
         if users is not None:
             if len(users) <= _FEW_USERS:
                 own = {bucket_of(user, self.config.lake.num_buckets) for user in users}
@@ -217,7 +232,8 @@ class EventTable:
         Raises:
             FormatError: The version is not there, or was written by another format.
         """
-        files = layout.in_buckets(layout.files_of(self._pinned(delta_version)), [bucket])
+        table, wanted = self._pinned(delta_version)
+        files = layout.in_buckets(layout.files_of(table), [bucket])
         may, does = layout.at_least("commit", commit_after + 1), pl.col("commit") > commit_after
         if shown_from_us is not None:
             start = pl.lit(shown_from_us, pl.Int64).cast(layout.TIME)
@@ -225,7 +241,7 @@ class EventTable:
         if updated_after is not None:
             may = may | layout.at_least("updated", updated_after + 1)
             does = does | (pl.col("updated") > updated_after)
-        return self._rows(files.filter(may), [does], columns)
+        return self._rows(files.filter(may), [does, *wanted], columns)
 
     def read_users(
         self, delta_version: int, *, bucket: int, users: Sequence[str], columns: Sequence[str] | None = None
@@ -244,24 +260,39 @@ class EventTable:
         Raises:
             FormatError: The version is not there, or was written by another format.
         """
-        files = layout.in_buckets(layout.files_of(self._pinned(delta_version)), [bucket])
+        table, wanted = self._pinned(delta_version)
+        files = layout.in_buckets(layout.files_of(table), [bucket])
         if not users:
             return self._rows(files.clear(), [], columns)
         files = files.filter(layout.at_least("user_id", min(users)) & layout.at_most("user_id", max(users)))
-        return self._rows(files, [pl.col("user_id").is_in(list(users))], columns)
+        return self._rows(files, [pl.col("user_id").is_in(list(users)), *wanted], columns)
 
     def _rows(self, files: pl.DataFrame, wanted: list[pl.Expr], columns: Sequence[str] | None) -> pl.DataFrame:
-        """Read the wanted rows of chosen files, in the order of every read."""
+        """Read the wanted rows of chosen files, in the order of every read, forgotten users left out."""
         names = list(columns) if columns is not None else polars_schema(self.config).names()
-        frame = layout.scan(files, self.config).filter(*wanted).select(names).collect()
+        hidden = tombstones.load(self.lake)
+        hides = not hidden.buckets.isdisjoint(files["bucket"])
+        asked = names if not hides or "user_id" in names else [*names, "user_id"]
+        frame = layout.scan(files, self.config).filter(*wanted).select(asked).collect()
+        if hides:
+            frame = frame.filter(~hidden.hides(frame["user_id"])).select(names)
         order = [name for name in ("user_id", "shown_at", "event_id") if name in names]
         return frame.sort(order, maintain_order=True) if order else frame
 
-    def _pinned(self, delta_version: int) -> DeltaTable:
-        table = self._open(delta_version)
+    def _pinned(self, delta_version: int) -> tuple[DeltaTable, list[pl.Expr]]:
+        """Open a pinned version, or what stands in for it after a forgetting, and say which of its rows to read."""
+        table, newest = (
+            erasure.readable(self._open, delta_version)
+            if tombstones.load(self.lake)
+            else (self._open(delta_version), None)
+        )
         if table is None:
             raise FormatError(f"{self.uri}: there is no version {delta_version} of the event table", where=self.uri)
-        return table
+        return table, [] if newest is None else [pl.col("commit") <= newest]
+
+    def at(self, delta_version: int | None = None) -> DeltaTable | None:
+        """Open a version (None: the newest) for `gr_core.lake.events.erasure`; None where there is no table."""
+        return self._open(delta_version)
 
     def _find(self, table: DeltaTable, night: str) -> Commit | None:
         number = table.transaction_version(f"{_NIGHT}{night}")
@@ -377,6 +408,7 @@ class EventTable:
                 committed=inserts.height,
                 duplicates=batch.duplicates + int(repeats.sum()),
                 quarantined=quarantined.height,
+                forgotten=batch.forgotten,
             ),
             labels_changed=learnt.labels_changed,
         )
@@ -450,6 +482,8 @@ def _record(batch: Batch, plan: _Plan, *, number: int, night: str, path: str) ->
         missing_side=dict(batch.missing_side),
         outside_window=batch.outside_window,
         bad_action_times=batch.bad_action_times,
+        unknown_columns=dict(batch.unknown_columns),
+        figures=dict(batch.figures),
         quarantine=path,
     )
 
