@@ -15,6 +15,9 @@ def publish_night(status: dict[str, Any], link: str | None) -> None:
     rows = [{"figure": key, "value": str(status[key])} for key in ("state", "gate", "version", "parent")]
     rows += [{"figure": f"rows {key}", "value": str(value)} for key, value in status["rows"].items()]
     rows += [
+        {"figure": f"action_rows {key}", "value": str(value)} for key, value in status.get("action_rows", {}).items()
+    ]
+    rows += [
         {"figure": key, "value": str(status[key])}
         for key in ("due_events", "supervised_events", "holdout_events", "new_events", "late_events")
     ]

@@ -52,6 +52,18 @@ class Joined:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Met:
+    """What the events of one bucket learnt from action rows and from impressions that repeat."""
+
+    inserts: pl.DataFrame
+    """New events as they enter the table."""
+    told: pl.DataFrame
+    """event_id, actions, known and action times: what the table's rows are told; bits not known are not told."""
+    fates: pl.Series
+    """As in `Joined`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settled:
     """What became of all action rows of one ingestion."""
 
@@ -184,6 +196,42 @@ def join(config: Config, asked: Asked, events: pl.DataFrame) -> Joined:
     greatest = pl.concat(told).group_by(_ROW).agg(pl.col("fate").max())
     fates = pl.zeros(asked.rows.height, pl.Int8, eager=True).scatter(greatest[_ROW], greatest["fate"])
     return Joined(events=learnt, fates=fates)
+
+
+def meet(config: Config, asked: Asked, inserts: pl.DataFrame, old: pl.DataFrame, repeats: pl.DataFrame) -> Met:
+    """Let the events of one bucket learn all that this ingestion says of them.
+
+    Args:
+        config: The run's config.
+        asked: The action rows.
+        inserts: New events, the daily cap behind them; of the events feed, so that their actions are all known.
+        old: Rows of the table that are repeated or that action rows may be about, one an event_id.
+        repeats: The impressions that repeat some of `old`, one an event_id.
+    """
+    times = [action_time(name) for name in config.source.action_names]
+    fed = pl.lit(config.source.fed_mask, pl.Int32)
+    own = own_word(config, old, repeats).select("event_id", "actions", "known", *times)
+    pairs = old.select("event_id", "shown_at", "actions", "known", *times)
+    pairs = pairs.join(own, on="event_id", how="left", suffix="_own", maintain_order="left")
+    told, said = pl.col("known_own").fill_null(0), pl.col("actions_own").fill_null(0)
+    state = pairs.with_columns(
+        # of what no actions feed brings only the impressions speak, of the rest whoever saw it
+        ((said & told) | (pl.col("actions") & fed)).alias("actions"),
+        told.alias("known"),
+        *(
+            pl.when((told & (1 << bit)) != 0).then(f"{time}_own").otherwise(time).alias(time)
+            for bit, time in enumerate(times)
+        ),
+    ).select("event_id", "shown_at", "actions", "known", *times)
+    fresh = know_all(config, inserts)
+    joined = join(config, asked, pl.concat([fresh.select(state.columns), state]))
+    learnt = [name for name in state.columns if name not in ("event_id", "shown_at")]
+    news = joined.events[inserts.height :].with_columns((pl.col("known") | (pl.col("actions") & fed)).alias("known"))
+    return Met(
+        inserts=fresh.with_columns(joined.events[: inserts.height].select(learnt)),
+        told=news.drop("shown_at"),
+        fates=joined.fates,
+    )
 
 
 def settle(

@@ -344,6 +344,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         "gate": decision["gate"] if decision else "none",
         "reasons": decision["reasons"] if decision else ["nothing due"],
         "rows": ingested["rows"],
+        **({"action_rows": ingested["action_rows"]} if ingested.get("action_rows") else {}),
         "due_events": counts["due"],
         "supervised_events": counts["train"],
         "new_events": counts["next_day"],

@@ -20,6 +20,8 @@ from gr_core.refs import CARRIED, ActionRows, day_end_us
 from tests.shop import BUY, CLICK, DAY, NOON, ZONE, make_config
 
 CONFIG = make_config(Path("raw"))
+LIKE = 0b100
+WINDOWS = [{"name": "click", "attribution_window_seconds": 1800}, {"name": "buy", "attribution_window_seconds": 86_400}]
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 CUTOFF = day_end_us(DAY, ZONE)
 
@@ -143,6 +145,36 @@ def test_a_repeated_impression_takes_nothing_back() -> None:
     silent = joining.own_word(CONFIG, old, events({"event_id": "e", "known": 3}))
     assert silent["known"].to_list() == [0]
     assert silent.columns == old.columns
+
+
+def test_repeats_and_action_rows_meet_in_one_update() -> None:
+    """A bucket's new events and table rows learn from both at once; what nobody speaks of is not told."""
+    config = make_config(Path("raw"), source={"actions": [*WINDOWS, {"name": "like"}]})
+    schema = polars_schema(config)
+    base = {"user_id": "u", "item_id": "i", "shown_at": NOON, "visible_at": NOON, "actions": 0, "known": 7, "bucket": 0}
+
+    def frame(*found: dict[str, Any]) -> pl.DataFrame:
+        return pl.DataFrame([{**base, **event} for event in found], schema=schema)
+
+    old = frame(
+        {"event_id": "both", "actions": CLICK | LIKE, "click_at": NOON + SECOND},
+        {"event_id": "repeat"},
+        {"event_id": "row"},
+        {"event_id": "none", "actions": BUY},
+    )
+    repeats = frame({"event_id": "repeat", "actions": LIKE}, {"event_id": "both", "known": 0b011})
+    inserts = frame({"event_id": "new", "known": 0})
+    rows = batch(("both", CLICK, NOON), ("both", BUY, NOON), ("row", BUY, NOON), ("new", CLICK, NOON))
+    met = joining.meet(config, joining.ask(rows, actions.SCHEMA.to_frame()), inserts, old, repeats)
+    assert met.fates.to_list() == [joining.MERGED] * 4
+    assert met.inserts.select("event_id", "actions", "known", "click_at").rows() == [("new", CLICK, 0b011, NOON)]
+    told = met.told.select("event_id", pl.col("actions") & pl.col("known"), "known", "click_at", "buy_at")
+    assert told.rows() == [
+        ("both", CLICK | BUY, CLICK | BUY, NOON, NOON),
+        ("repeat", LIKE, LIKE, None, None),
+        ("row", BUY, BUY, None, NOON),
+        ("none", BUY, BUY, None, None),
+    ]
 
 
 def test_late_rows_reach_their_own_days_only() -> None:
