@@ -7,7 +7,7 @@ Dims: `T` tokens, `N` targets, `A` actions, `F` item features, `C` context featu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -66,20 +66,26 @@ class Inputs:
         """Return the same inputs on another device (itself when already there)."""
         if self.rows.device == device:
             return self
-        moved = {f.name: _to(getattr(self, f.name), device) for f in fields(self) if f.name != "plan"}
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """Return inputs with every tensor changed, the plan's too; each is changed once, in a fixed order."""
+        changed = {f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
         plan = AttentionPlan(
-            **{name: _to(getattr(self.plan, name), device) for name in _PLAN_TENSORS},
-            full=tuple(replace(b, mask=_to(b.mask, device)) for b in self.plan.full),
-            top=tuple(replace(b, mask=_to(b.mask, device)) for b in self.plan.top),
+            **{name: change(getattr(self.plan, name)) for name in _PLAN_TENSORS},
+            full=tuple(replace(b, mask=change(b.mask)) for b in self.plan.full),
+            top=tuple(replace(b, mask=change(b.mask)) for b in self.plan.top),
         )
-        return Inputs(**moved, plan=plan)
+        return Inputs(**changed, plan=plan)
+
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor, in the order of `map`."""
+        plan = self.plan
+        own = [getattr(self, f.name) for f in fields(self) if f.name != "plan"]
+        return [*own, *(getattr(plan, name) for name in _PLAN_TENSORS), *(b.mask for b in (*plan.full, *plan.top))]
 
 
 _PLAN_TENSORS = ("key_pad", "key_place", "query_pad", "query_place")
-
-
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.to(device, non_blocking=True)
 
 
 def action_bits(mask: int) -> list[int]:

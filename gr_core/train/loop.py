@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from gr_core.data.batches import PackReader
+from gr_core.data.prefetch import Prefetched
 from gr_core.errors import ConfigError, FormatError, TrainingError
 from gr_core.model.embeddings import Tables
 from gr_core.model.inputs import InputBuilder, Inputs
@@ -22,6 +24,7 @@ from gr_core.train.attribution import Attribution
 from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, schedule
 from gr_core.train.run import Run, settings_of
 from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite
+from gr_core.train.transfer import Sent, Transfer
 from kernels.bucketed_auc import BucketedAUC
 
 logger = logging.getLogger(__name__)
@@ -53,17 +56,18 @@ def train(run: Run, say: Say) -> dict[str, Any]:
     clock = Attribution(night.device, int(night.reader.index["token_budget"]))
     groups = _groups(len(night.reader), run.train.micro_batches)
     said = -math.inf
-    for step, numbers in enumerate(groups):
-        night.step(numbers, schedule(step, len(groups), run.train), clock)
-        if time.monotonic() - said >= _PROGRESS_SECONDS or step == len(groups) - 1:
-            said = time.monotonic()
-            progress = {"step": step + 1, "steps": len(groups), "loss": night.mean_loss}
-            progress |= {
-                "dense_learning_rate": night.dense.rates.last,
-                "sparse_learning_rate": night.sparse.rates.last,
-                "tokens_per_second": round(clock.tokens_per_second),
-            }
-            say({"event": "progress", **progress})
+    with Prefetched(night.prepared(groups)) as ready:
+        for step, numbers in enumerate(groups):
+            night.step(numbers, schedule(step, len(groups), run.train), clock, ready)
+            if time.monotonic() - said >= _PROGRESS_SECONDS or step == len(groups) - 1:
+                said = time.monotonic()
+                progress = {"step": step + 1, "steps": len(groups), "loss": night.mean_loss}
+                progress |= {
+                    "dense_learning_rate": night.dense.rates.last,
+                    "sparse_learning_rate": night.sparse.rates.last,
+                    "tokens_per_second": round(clock.tokens_per_second),
+                }
+                say({"event": "progress", **progress})
     return night.save(clock)
 
 
@@ -80,6 +84,21 @@ def _finished(run: Run) -> dict[str, Any] | None:
 def _groups(num_batches: int, micro_batches: int) -> list[list[int]]:
     """Return the batch numbers of each step."""
     return [list(range(i, min(i + micro_batches, num_batches))) for i in range(0, num_batches, micro_batches)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Micro:
+    """A micro-batch, ready for the model."""
+
+    number: int
+    """The batch in the pack."""
+    num_tokens: int
+    sent: Sent
+    """Its inputs, on their way to the device."""
+    seed: int
+    """Of the draws inside the model."""
+    newest: dict[str, int]
+    """Newest shown_at (us) of a known and due label by action."""
 
 
 class Night:
@@ -126,6 +145,7 @@ class Night:
         self.newest: dict[str, int] = dict(self.parent_state["newest_supervised_us"]) if self.parent_state else {}
         weights = [run.train.action_weights.get(name, 1.0) for name in self.supervised]
         self._action_weights = torch.tensor(weights, device=self.device)
+        self._transfer = Transfer(self.device)
         self._metrics = BucketedAUC(len(self.supervised), self.device)
         self._loss_sum, self._loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
 
@@ -134,20 +154,60 @@ class Night:
         """Mean loss of the night so far, weighted as the loss is; None before the first supervised token."""
         return float(self._loss_sum) / self._loss_weight if self._loss_weight else None
 
-    def step(self, numbers: Sequence[int], factor: float, clock: Attribution) -> None:
+    def prepared(self, groups: Sequence[Sequence[int]]) -> Iterator[_Micro]:
+        """Build the micro-batches of the next steps, in their order; they depend on the pack, the seed and the step alone.
+
+        Args:
+            groups: Batch numbers of each step; nothing is built for a step without a supervised token.
+        """
+        taken = [numbers for numbers in groups if self._step_weight(numbers) > 0]
+        plan = [
+            (number, step, place)
+            for step, numbers in enumerate(taken, start=self.global_step)
+            for place, number in enumerate(self._supervised(numbers))
+        ]
+        read = (number for group in self.reader.touched([number for number, _, _ in plan]) for number in group)
+        for number, (_, step, place) in zip(read, plan, strict=True):
+            rng = np.random.default_rng([self.run.seed, step, place])
+            batch = self.reader.batch(number)
+            inputs = self.builder.build(batch, rng)
+            newest = self._newest(batch.time.numpy()[inputs.targets.numpy()], inputs.known.numpy())
+            seed = int(rng.integers(2**62))
+            sent = self._transfer.send(inputs)
+            yield _Micro(number=number, num_tokens=batch.num_tokens, sent=sent, seed=seed, newest=newest)
+
+    def _step_weight(self, numbers: Sequence[int]) -> float:
+        weights: list[float] = self.reader.index["batch_weights"][self.run.train.normalize]
+        return sum(weights[number] for number in numbers)
+
+    def _supervised(self, numbers: Sequence[int]) -> list[int]:
+        return [number for number in numbers if self.reader.index["batch_weights"]["token"][number] > 0]
+
+    def step(
+        self, numbers: Sequence[int], factor: float, clock: Attribution, ready: Iterator[_Micro] | None = None
+    ) -> None:
         """Take one optimizer step over its micro-batches, or none where nothing is supervised.
+
+        Args:
+            numbers: The step's batches.
+            factor: Of the learning rates.
+            clock: Counts time and tokens.
+            ready: The micro-batches of this step and later ones, as `prepared` makes them; None: made on the spot.
 
         Raises:
             TrainingError: Loss or gradient not finite; no parameter was moved.
         """
-        step_weight = sum(self.reader.index["batch_weights"][self.run.train.normalize][i] for i in numbers)
+        step_weight = self._step_weight(numbers)
         if step_weight <= 0:
             return
         self.model.train()
-        supervised = [i for i in numbers if self.reader.index["batch_weights"]["token"][i] > 0]
-        for place, number in enumerate(supervised):
-            rng = np.random.default_rng([self.run.seed, self.global_step, place])
-            self._micro_batch(number, rng, step_weight, clock)
+        ready = self.prepared([numbers]) if ready is None else ready
+        for number in self._supervised(numbers):
+            with clock.part("data_wait"):
+                micro = next(ready)
+                inputs = self._transfer.receive(micro.sent)
+            assert micro.number == number, "micro-batches come in the order of the steps"
+            self._micro_batch(micro, inputs, step_weight, clock)
         with clock.part("optimizer"):
             norm = self.dense.norm()
             if not bool(torch.isfinite(norm) & self.sparse.finite()):
@@ -161,23 +221,21 @@ class Night:
             self.dense.zero_grad()
         self.global_step += 1
 
-    def _micro_batch(self, number: int, rng: np.random.Generator, step_weight: float, clock: Attribution) -> None:
-        with clock.part("data_wait"):
-            batch = self.reader.batch(number)
-            inputs = self.builder.build(batch, rng).to(self.device)
-            self._note_newest(batch.time.numpy()[inputs.targets.cpu().numpy()], inputs)
-        clock.count(batch.num_tokens, inputs.plan.padding_fraction)
+    def _micro_batch(self, micro: _Micro, inputs: Inputs, step_weight: float, clock: Attribution) -> None:
+        clock.count(micro.num_tokens, inputs.plan.padding_fraction)
+        for name, shown in micro.newest.items():
+            self.newest[name] = max(self.newest.get(name, -(2**62)), shown)
         with clock.part("forward"):
-            torch.manual_seed(int(rng.integers(2**62)))
+            torch.manual_seed(micro.seed)
             values = self.tables.weight[inputs.rows].requires_grad_()
             logits = self.model(values, inputs)
             losses = token_losses(logits, inputs.labels, inputs.known, self._action_weights)
             loss = batch_loss(losses, inputs.weights, step_weight)
         if not bool(torch.isfinite(loss)):
             raise TrainingError(
-                f"loss is {loss.item()} at step {self.global_step}, batch {number} of {self.run.pack}; no parameter "
-                f"was moved, the last good checkpoint is {self.run.parent}",
-                where=f"batch {number}",
+                f"loss is {loss.item()} at step {self.global_step}, batch {micro.number} of {self.run.pack}; no "
+                f"parameter was moved, the last good checkpoint is {self.run.parent}",
+                where=f"batch {micro.number}",
             )
         with clock.part("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -188,11 +246,9 @@ class Night:
             self._loss_sum += loss.detach().double() * step_weight
             self._loss_weight += float(inputs.weights.sum(dtype=torch.float64))
 
-    def _note_newest(self, shown: Any, inputs: Inputs) -> None:
-        known = inputs.known.cpu().numpy()
-        for column, name in enumerate(self.supervised):
-            if known[:, column].any():
-                self.newest[name] = max(self.newest.get(name, -(2**62)), int(shown[known[:, column]].max()))
+    def _newest(self, shown: Any, known: Any) -> dict[str, int]:
+        columns = dict(enumerate(self.supervised))
+        return {name: int(shown[known[:, c]].max()) for c, name in columns.items() if known[:, c].any()}
 
     def _warm_start(self) -> dict[str, Any] | None:
         if self.run.parent is None:

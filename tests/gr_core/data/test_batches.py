@@ -1,14 +1,20 @@
 """A pack read back: zero-copy views, relative starts, and refusal of what is damaged or of another format."""
 
 import json
+import threading
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from gr_core.data import batches
 from gr_core.data.batches import PackReader
 from gr_core.data.packfile import PackMeta, Segments, write_pack
 from gr_core.errors import FormatError
+from gr_core.hashing import file_sha256
+from gr_core.schema import PACK_COLUMNS
 
 
 def test_batches_hold_the_written_columns(tokens, packs, users):
@@ -48,6 +54,73 @@ def test_tensors_are_views_of_the_mapped_file(packs, users):
     assert (path / "pack.arrow").read_bytes() == before
     assert first.weight.dtype == torch.float32
     assert first.time.dtype == torch.int64
+
+
+def columns_of(batch):
+    """Return all columns of a batch."""
+    others = {name: getattr(batch, name) for name in PACK_COLUMNS}
+    return {**batch.rows, **others, "starts": torch.from_numpy(batch.segment_starts)}
+
+
+@pytest.mark.parametrize("group_bytes", [1, 20_000, 2**24])
+def test_reading_ahead_gives_the_same_batches(packs, users, monkeypatch, group_bytes):
+    """Order, columns, types and memory are those of the plain reader, however many batches are handed over at once."""
+    monkeypatch.setattr(batches, "_FIRST_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(batches, "_GROUP_BYTES", group_bytes)
+    reader = PackReader(packs.pack("p", users, token_budget=70))
+
+    with reader.ahead() as ahead:
+        seen = list(ahead)
+
+    assert [batch.number for batch in seen] == list(range(len(reader)))
+    assert len(seen) >= 4
+    for batch, plain in zip(seen, reader, strict=True):
+        ours, theirs = columns_of(batch), columns_of(plain)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours)
+        assert batch.time.data_ptr() == plain.time.data_ptr()
+        assert batch.weights == plain.weights
+
+
+def test_reading_ahead_takes_any_numbers_and_may_stop(packs, users):
+    """Chosen batches come in the given order; leaving in the middle leaves no thread and no open file."""
+    reader = PackReader(packs.pack("p", users, token_budget=70))
+    numbers = [3, 1, 2, 0]
+
+    with reader.ahead(numbers) as ahead:
+        assert [batch.number for batch in ahead] == numbers
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    with reader.ahead(depth=1) as ahead:
+        assert next(ahead).number == 0
+
+    assert [thread for thread in threading.enumerate() if thread.name == "daybreak-prefetch"] == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_reading_ahead_tells_of_nulls(packs):
+    """An error that a batch raises reaches the consumer."""
+    reader = PackReader(packs.example_9("h", labels={2: None}).parent / "packs/train")
+
+    with pytest.raises(FormatError, match=r"nulls in .*labels"), reader.ahead() as ahead:
+        list(ahead)
+
+
+@pytest.mark.parametrize("column", ["item_id", "labels", "weight"])
+def test_a_null_in_any_column_is_found(packs, column):
+    """Also in the first and in the last column, where no later one moves."""
+    holed = packs.example_9("h").parent / "packs/train"
+    with pa.OSFile(str(holed / "pack.arrow"), "rb") as source:
+        table = pa.ipc.open_file(source).read_all()
+    values = table.column(column).to_pylist()
+    values[2] = None
+    field = table.schema.field(column)
+    table = table.set_column(table.schema.names.index(column), field, pa.array(values, field.type))
+    with pa.OSFile(str(holed / "pack.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    packs.edit(holed, sha256={"pack.arrow": file_sha256(holed / "pack.arrow")})
+
+    with pytest.raises(FormatError, match=rf"nulls in \['{column}'\]"):
+        PackReader(holed).batch(0)
 
 
 def test_an_empty_pack_has_no_batches(tokens, packs, users):

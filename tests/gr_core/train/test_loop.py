@@ -1,6 +1,8 @@
 """A night: digests, warm start, splits into micro-batches, empty batches, bad numbers, finished runs."""
 
+import contextlib
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -48,6 +50,40 @@ def test_same_seed_same_digest_and_another_seed_another(packs, users):
     digests = [loop.train(packs.run(pack, f"c{i}", seed=s), quiet)["digest"] for i, s in enumerate((3, 3, 4))]
 
     assert digests[0] == digests[1] != digests[2]
+
+
+def prefetch_threads():
+    """Return the read-ahead threads that run now."""
+    return [thread for thread in threading.enumerate() if thread.name == "daybreak-prefetch"]
+
+
+def test_reading_ahead_changes_nothing(packs, users, monkeypatch):
+    """The digest is that of a night whose micro-batches are made on the spot, and no thread is left behind."""
+    pack = packs.pack("p", [without_labels(users[0]), *users[1:]], token_budget=70)
+    settings = {"micro_batches": 2}
+    digest = loop.train(packs.run(pack, "ahead", settings=settings), quiet)["digest"]
+    assert prefetch_threads() == []
+    monkeypatch.setattr(loop, "Prefetched", contextlib.nullcontext)
+
+    assert loop.train(packs.run(pack, "plain", settings=settings), quiet)["digest"] == digest
+
+
+def test_an_error_while_reading_ahead_stops_the_night(packs, users, monkeypatch):
+    """It surfaces in the night as it was raised; no checkpoint and no thread is left."""
+    run = packs.run(packs.pack("p", users, token_budget=70), "c")
+    read = loop.PackReader.batch
+
+    def broken(reader, number):
+        if number == 2:
+            raise FormatError("batch 2 has nulls", where="pack.arrow")
+        return read(reader, number)
+
+    monkeypatch.setattr(loop.PackReader, "batch", broken)
+
+    with pytest.raises(FormatError, match="batch 2 has nulls"):
+        loop.train(run, quiet)
+    assert not (packs.root / "c").exists()
+    assert prefetch_threads() == []
 
 
 @pytest.mark.parametrize("normalize", ["token", "segment", "event_weight"])
