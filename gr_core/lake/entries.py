@@ -79,6 +79,8 @@ class Ingested(TypedDict):
     delta_version: int
     rows: dict[str, int]  # Rows.to_json()
     action_rows: NotRequired[dict[str, int]]
+    figures: NotRequired[dict[str, Any]]  # data.checks: what later days are compared with
+    findings: NotRequired[list[dict[str, str]]]  # data.checks: Finding.to_json()
 
 
 class Registered(TypedDict):

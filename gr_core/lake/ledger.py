@@ -40,6 +40,8 @@ class NightRecord:
     delta_version: int | None = None
     rows: dict[str, int] | None = None
     action_rows: dict[str, int] | None = None
+    data_findings: tuple[dict[str, str], ...] = ()
+    """What the data checks found: check, level, where, message."""
     version: int | None = None
     checkpoint: str | None = None
     watermark: Bound | None = None
@@ -162,6 +164,7 @@ def _changes(record: NightRecord, entry: Entry) -> dict[str, Any]:
             changes |= _parent_fields(payload) if "parent" in payload else {}
         case "ingested":
             changes = {name: payload.get(name) for name in ("commit", "delta_version", "rows", "action_rows")}
+            changes["data_findings"] = tuple(payload.get("findings") or ())
         case "registered":
             changes = {name: payload[name] for name in ("version", "checkpoint")}
             changes["watermark"] = _bound(payload["watermark"])

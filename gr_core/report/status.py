@@ -66,7 +66,7 @@ def build_status(
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
     age = None if best is None else _age(best, today)
-    found = _newest(records, best)
+    found = _newest(records, best) + _data(records)
     if promise is not None and (late := _late(records, promise)) is not None:
         found.append(late)
     if best is not None and age is not None and stale_days is not None and age > stale_days:
@@ -163,6 +163,13 @@ def _newest(records: Sequence[NightRecord], best: Champion | None) -> list[dict[
         why = "; ".join(newest.reasons)
         return [_finding("warning", newest.key, f"night {newest.key} was held by the gate: {why}")]
     return []
+
+
+def _data(records: Sequence[NightRecord]) -> list[dict[str, str]]:
+    """Tell what the data checks found in the newest night of the main line."""
+    newest = next((record for record in reversed(records) if record.is_main), None)
+    found = () if newest is None else newest.data_findings
+    return [_finding("warning", f"{newest.key} {one['where']}", one["message"]) for one in found if newest is not None]
 
 
 def _late(records: Sequence[NightRecord], promise: Promise) -> dict[str, str] | None:

@@ -180,6 +180,7 @@ def gate(
         "pack": pack["digest"],
         "gate": config.resolved()["gate"],
         "champion": standing.version if standing else None,
+        "findings": ingested.get("findings", []),
     }
 
     def work() -> dict[str, Any]:
@@ -195,6 +196,7 @@ def gate(
             gates.Scores.of(rival, bit) if rival else None,
             gates.Scores.of(challenger, bit),
             config.gate,
+            data_ok=all(found["level"] != "hold" for found in identity["findings"]),
             challenger_date=night.date,
             champion_date=standing.date if standing else None,
             baseline=smoothed_counts(night, config, trained, judged) if rival is None else None,
@@ -202,7 +204,7 @@ def gate(
         )
         return {
             "gate": "promoted" if decision.promote else "held",
-            "reasons": list(decision.reasons),
+            "reasons": [*decision.reasons, *(found["message"] for found in identity["findings"])],
             "figures": decision.figures,
             "holdout": metrics.evaluate(
                 challenger.labels, challenger.label_known, challenger.logits, names, config.source.supervised_mask
