@@ -20,6 +20,7 @@ from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights
+from gr_core.lake.lineage import Lineage
 from gr_core.refs import Bound, Ref, day_end_us, iso
 
 logger = logging.getLogger(__name__)
@@ -197,16 +198,29 @@ def open_night(
 
 
 def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at_us: int, force: str | None) -> Night:
-    """Take up an opened night with its pins; another config is logged as a new attempt."""
-    pinned = Night.from_json({k: v for k, v in record.opened.items() if k in Night.__slots__})
+    """Take up an opened night with its pins; another config is logged as a new attempt.
+
+    An unfinished night whose parent was tainted by a retraction since starts from the newest untainted ancestor.
+    """
+    opened = {k: v for k, v in record.opened.items() if k in Night.__slots__}
+    pinned = Night.from_json({**opened, "parent": record.pinned_parent})
     night = replace(pinned, home=home, config=config.resolved(), at_us=at_us, force=force)
     night = replace(night, attempt=len(record.attempts) + 1)
     if record.is_finished:
         return replace(night, finished=True)
     difference = config_difference(pinned.config, night.config)
-    if night.parent is not None:
-        _refuse_full_retrain(_parent_config(journal.entries(), night.parent.version), night.config)
+    entries = journal.entries()
     payload = {"fingerprint": config.fingerprint(), "difference": difference, "config": night.config}
+    lineage = Lineage.of(entries)
+    if night.parent is not None and night.parent.version in lineage.tainted:
+        if record.key != record.date:
+            raise _tainted(night.parent.version)
+        version = lineage.untainted(night.parent.version)
+        night = replace(night, parent=None if version is None else _registered(entries, version))
+        payload |= {"parent": night.parent.to_json() if night.parent else None}
+        logger.info("night %s: its parent was tainted by a retraction, it starts from %s", record.key, version)
+    if night.parent is not None:
+        _refuse_full_retrain(_parent_config(entries, night.parent.version), night.config)
     journal.append("attempt", record.key, payload, at_us=at_us)
     logger.info("night %s taken up again, attempt %d, config difference %s", record.key, night.attempt, difference)
     return night
@@ -220,6 +234,20 @@ def _parent(entries: list[Entry], version: int | None) -> Parent | None:
         if chosen is None:
             return None
         wanted = chosen.version
+    elif wanted in Lineage.of(entries).tainted:
+        raise _tainted(wanted)
+    return _registered(entries, wanted)
+
+
+def _tainted(version: int) -> UsageError:
+    return UsageError(
+        f"--parent {version} is tainted: it was trained on retracted rows, or descends from a version that was; name "
+        "an older version, or none for the champion",
+        where="parent",
+    )
+
+
+def _registered(entries: list[Entry], wanted: int) -> Parent:
     for entry in reversed(entries):
         if entry.kind == "registered" and entry.payload["version"] == wanted:
             return Parent.from_json({k: entry.payload[k] for k in Parent.__slots__})
