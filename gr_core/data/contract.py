@@ -7,85 +7,56 @@ they say and never on the order of rows or files.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
-import pyarrow as pa
 
 from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions
+from gr_core.data.batch import (
+    COMMITTED,
+    EVENT_ORDER,
+    FILE,
+    OUTSIDE,
+    UNREADABLE,
+    Batch,
+    BucketMap,
+    SpilledBatch,
+    batch_columns,
+    marked,
+    polars_schema,
+    tally,
+    unique,
+    working_schema,
+)
 from gr_core.data.expressions import INSTANT, Wanted
 from gr_core.data.figures import Tally, described
-from gr_core.data.sides import join_tables, not_found
+from gr_core.data.sides import SideCache, join_tables
 from gr_core.data.users import pseudonymised, raw_rows
 from gr_core.data.users import stored_user as stored_user
 from gr_core.errors import DataContractError
-from gr_core.hashing import bucket_of
-from gr_core.lake import quarantine, rawfile
-from gr_core.lake.source import SourceFile, feed_schemas
+from gr_core.hashing import fingerprint
+from gr_core.lake import quarantine, rawfile, store
+from gr_core.lake.shelf import Shelf
+from gr_core.lake.source import SourceFile, feed_schemas, input_identity
 from gr_core.lake.tombstones import NOBODY, Tombstones
 from gr_core.refs import day_end_us
-from gr_core.schema import action_time, event_schema
+from gr_core.schema import action_time
+
+__all__ = ["Batch", "SpilledBatch", "polars_schema", "read_day", "stored_user"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_DELAY_SECONDS = 10 * 365 * 86_400  # an outcome ten years later is a wrong unit
-_REASON, _FILE, _ROW = "\x00reason", "\x00file", "\x00row"
-_OUTSIDE, _UNREADABLE = "\x00outside", "\x00unreadable"
-_COMMITTED = ("commit", "updated")  # columns that a row gets when it is committed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What one feed's files of a day hold, before it meets the event table."""
-
-    feed: str
-    events: pl.DataFrame
-    """Unique events: `schema.event_schema` without `commit` and `updated`, by (bucket, user_id, shown_at, event_id)."""
-    files: pl.Series
-    """URI of the file that each event came from (text)."""
-    quarantine: pl.DataFrame
-    """`lake.quarantine.SCHEMA`: reason, feed, file (URI), row (the raw row as JSON text)."""
-    read: int
-    """Rows in the files: events + duplicates + quarantined."""
-    duplicates: int = 0
-    """Rows that repeat an event_id of this batch."""
-    forgotten: int = 0
-    """Rows left out because their user asked to be forgotten; they stand nowhere else, not in quarantine either."""
-    missing_side: dict[str, int] = field(default_factory=dict)
-    """Side table -> events without a row in it."""
-    outside_window: int = 0
-    """(event, action)s whose time lies outside [shown_at, shown_at + window): the bit is not set."""
-    bad_action_times: int = 0
-    """(event, action)s set by the row with a time that cannot be read: the bit is unknown."""
-    unknown_columns: dict[str, int] = field(default_factory=dict)
-    """Raw column that the config neither reads nor declares -> files that have it."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    """What data checks compare with other days (`data.checks`), the counts of rows apart."""
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Quarantined rows by reason."""
-        counts = self.quarantine.group_by("reason").len().sort("reason")
-        return {reason: int(number) for reason, number in counts.iter_rows()}
-
-    def check(self) -> None:
-        """Raise AssertionError when a row was lost (a fault of ours, never of the data)."""
-        if self.read != self.events.height + self.duplicates + self.quarantine.height + self.forgotten:
-            raise AssertionError(
-                f"rows lost: read {self.read}, events {self.events.height}, duplicates {self.duplicates}, "
-                f"quarantined {self.quarantine.height}, forgotten {self.forgotten}"
-            )
-
-
-def polars_schema(config: Config) -> pl.Schema:
-    """Return the event table's columns as Polars types, `commit`, `updated` and `bucket` included."""
-    arrow = event_schema(config.source.action_names, config.source.side_features)
-    empty = pl.from_arrow(pa.Table.from_batches([], schema=arrow))
-    return empty.schema if isinstance(empty, pl.DataFrame) else pl.Schema()
+_REASON, _ROW = "\x00reason", "\x00row"
+_SLICE_BYTES = 64 * 2**20  # a parquet file above this is read in slices
+_SLICE_ROWS = 2**20
 
 
 def read_day(
@@ -95,8 +66,9 @@ def read_day(
     *,
     feed: FeedConfig,
     tombstones: Tombstones = NOBODY,
-) -> Batch:
-    """Read one feed's files of a day as contract rows.
+    restated: Sequence[tuple[date, list[SourceFile]]] = (),
+) -> Batch | SpilledBatch:
+    """Read one feed's files of a day as contract rows, a file (or a slice of a large one) at a time.
 
     Args:
         config: The run's config.
@@ -104,62 +76,105 @@ def read_day(
         files: Files as listed; those of other feeds and tables are passed over.
         feed: The feed, role events or bootstrap.
         tombstones: Users whose rows are left out, counted.
+        restated: Earlier feed days that are read again, with their files; each row keeps to its own day's end.
 
     Returns:
-        The batch; no file or no row gives an empty one.
+        The batch; no file or no row gives an empty one. Of many rows it lies on local disk.
 
     Raises:
         ConfigError: An expression is wrong.
         DataContractError: A file cannot be read, or lacks or mistypes a column; or there are rows, and not one of
             them keeps the contract.
     """
-    own = [file for file in files if file.feed == feed.name]
-    values, times = expressions.feed_values(config.source, feed), expressions.feed_times(feed)
-    parts = [_empty(config)]
-    for place, (file, schema) in enumerate(zip(own, feed_schemas(feed, own), strict=True)):
-        for key, time in times.values():
-            expressions.check_time(time, key, schema, file.uri, feed)
-        for value in values:
-            expressions.check_value(value, schema, file.uri, feed)
-        raw = _read(feed, file, schema, values)
-        parts.append(_contract(config, day, feed, raw, schema).with_columns(pl.lit(place, pl.Int32).alias(_FILE)))
-    rows = pl.concat(parts)
-    hidden = tombstones.hides(rows["user_id"])
-    rows = rows.filter(~hidden)
-    rows = join_tables(config, rows, _REASON)
-    good = rows.filter(pl.col(_REASON).is_null())
-    if good.is_empty() and not rows.is_empty():
-        raise _nothing_usable(feed, day, own, rows)
-    tally = Tally(config)
-    tally.add(good)
-    events = _unique(config, good)
-    names = pl.Series("file", [file.uri for file in own], dtype=pl.String)
-    columns = [name for name in polars_schema(config).names() if name not in _COMMITTED]
-    batch = Batch(
-        feed=feed.name,
-        events=events.select(columns),
-        files=names.gather(events[_FILE]),
-        quarantine=_quarantine(config, feed, own, rows.filter(pl.col(_REASON).is_not_null())),
-        read=rows.height + int(hidden.sum()),
-        forgotten=int(hidden.sum()),
-        duplicates=good.height - events.height,
-        missing_side={table.name: int(events[not_found(table)].sum()) for table in config.source.tables},
-        outside_window=int(events[_OUTSIDE].sum()),
-        bad_action_times=int(events[_UNREADABLE].sum()),
-        **described(config, feed, own, tally),
-    )
-    batch.check()
+    intake = _Intake(config, feed, tombstones)
+    for delivered, listed in [*sorted(restated), (day, files)]:
+        intake.take(delivered, [file for file in listed if file.feed == feed.name])
+    batch = intake.batch(day)
     logger.debug(
-        "feed %s of %s: read %d (files %d), events %d, duplicates %d, quarantined %d",
-        *(feed.name, day, batch.read, len(own), events.height, batch.duplicates, batch.quarantine.height),
+        "feed %s of %s: read %d (files %d), quarantined %d",
+        *(feed.name, day, batch.read, len(batch.uris), batch.quarantine.height),
     )
     return batch
+
+
+class _Intake:
+    """Takes in files one by one: rows that keep the contract go on a shelf, of the others their places are kept."""
+
+    def __init__(self, config: Config, feed: FeedConfig, tombstones: Tombstones) -> None:
+        self._config, self._feed, self._tombstones = config, feed, tombstones
+        self._values = expressions.feed_values(config.source, feed)
+        self._buckets = BucketMap(config.lake.num_buckets)
+        self._shelf = Shelf(working_schema(config))
+        self._hashes: list[npt.NDArray[np.uint64]] = []
+        self._bad: list[pl.DataFrame] = []
+        self._tables = SideCache()
+        self._tally = Tally(config)
+        self._files: list[SourceFile] = []
+        self._file_days: list[int] = []
+        self._inputs: dict[str, str] = {}
+        self._forgotten = 0
+
+    def take(self, day: date, files: list[SourceFile]) -> None:
+        """Read the files of one feed day."""
+        feed, times = self._feed, expressions.feed_times(self._feed)
+        for file, schema in zip(files, feed_schemas(feed, files), strict=True):
+            for key, time in times.values():
+                expressions.check_time(time, key, schema, file.uri, feed)
+            for value in self._values:
+                expressions.check_value(value, schema, file.uri, feed)
+            for raw in _slices(feed, file, schema, self._values):
+                self._add(_contract(self._config, day, feed, raw, schema), len(self._files))
+            self._files.append(file)
+            self._file_days.append(len(self._inputs))
+        self._inputs[day.isoformat()] = fingerprint(input_identity(files))
+
+    def _add(self, rows: pl.DataFrame, place: int) -> None:
+        if self._tombstones:
+            hidden = self._tombstones.hides(rows["user_id"])
+            self._forgotten += int(hidden.sum())
+            rows = rows.filter(~hidden)
+        rows = join_tables(self._config, rows, _REASON, self._tables).with_columns(pl.lit(place, pl.Int32).alias(FILE))
+        if rows[_REASON].null_count() < rows.height:
+            self._bad.append(rows.filter(pl.col(_REASON).is_not_null()).select(_REASON, FILE, _ROW))
+            rows = rows.filter(pl.col(_REASON).is_null())
+        if rows.is_empty():
+            return
+        rows = rows.with_columns(self._buckets.of(rows["user_id"])).select(self._shelf.schema.names())
+        self._tally.add(rows)
+        self._hashes.append(marked(rows))
+        self._shelf.add(rows)
+
+    def batch(self, day: date) -> Batch | SpilledBatch:
+        """Return what was taken in; `day` names it in errors."""
+        config, shelf = self._config, self._shelf
+        bad = pl.concat([_places(), *self._bad])
+        if not shelf.rows and not bad.is_empty():
+            raise _nothing_usable(self._feed, day, self._files, bad)
+        uris = tuple(file.uri for file in self._files)
+        shared: dict[str, Any] = {
+            "feed": self._feed.name,
+            "quarantine": _quarantine(config, self._feed, self._files, bad),
+            "read": shelf.rows + bad.height + self._forgotten,
+            "forgotten": self._forgotten,
+            "inputs": self._inputs,
+            "uris": uris,
+            "file_days": tuple(self._file_days),
+            **described(config, self._feed, self._files, self._tally),
+        }
+        if shelf.spilled:
+            hashes = np.concatenate(self._hashes)
+            hashes.sort()
+            return SpilledBatch(config=config, shelf=shelf, hashes=hashes, **shared)
+        events = unique(shelf.whole()).sort("bucket", *EVENT_ORDER)
+        counts = dataclasses.asdict(tally(config, shelf.rows, events))
+        files = pl.Series("file", uris, dtype=pl.String).gather(events[FILE])
+        return Batch(events=events.select(batch_columns(config)), files=files, **shared, **counts).check()
 
 
 def _nothing_usable(feed: FeedConfig, day: date, files: list[SourceFile], rows: pl.DataFrame) -> DataContractError:
     """Say why a day cannot be what its declarations say: committed, it would be an empty day for good."""
     counts = rows.group_by(_REASON).len().sort("len", _REASON, descending=[True, False]).iter_rows()
-    first = files[rows[_FILE][0]].uri
+    first = files[rows[FILE][0]].uri
     return DataContractError(
         f"feed {feed.name} of {day}: none of the {rows.height} rows read is usable "
         f"({', '.join(f'{reason} {count}' for reason, count in counts)}), first file {first}; mend the files, or what "
@@ -168,21 +183,25 @@ def _nothing_usable(feed: FeedConfig, day: date, files: list[SourceFile], rows: 
     )
 
 
-def _empty(config: Config) -> pl.DataFrame:
-    """Return the working frame without rows: contract columns, then the columns that only this module sees."""
-    schema = polars_schema(config)
-    working = {_REASON: pl.String(), _ROW: pl.UInt32(), _OUTSIDE: pl.Int32(), _UNREADABLE: pl.Int32()}
-    kept = {name: dtype for name, dtype in schema.items() if name not in (*_COMMITTED, "bucket")}
-    return pl.DataFrame(schema={**kept, **working, _FILE: pl.Int32()})
+def _places() -> pl.DataFrame:
+    return pl.DataFrame(schema={_REASON: pl.String(), FILE: pl.Int32(), _ROW: pl.UInt32()})
 
 
-def _read(feed: FeedConfig, file: SourceFile, schema: dict[str, pl.DataType], values: list[Wanted]) -> pl.DataFrame:
-    """Read the declared columns of a file; declared ones that it lacks are null."""
+def _slices(
+    feed: FeedConfig, file: SourceFile, schema: dict[str, pl.DataType], values: list[Wanted]
+) -> Iterator[pl.DataFrame]:
+    """Read the declared columns of a file, a large parquet file in slices; declared ones that it lacks are null."""
     needed = expressions.raw_columns(values, [time for _, time in expressions.feed_times(feed).values()])
     present = rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]")
-    frame = rawfile.read_frame(file.uri, feed.format, feed.types, [c for c in needed if c in present], schema)
     absent = [pl.lit(None, schema[name]).alias(name) for name in needed if name not in present]
-    return frame.with_columns(*absent).with_row_index(_ROW)
+    own = [name for name in needed if name in present]
+    parts: list[tuple[int, int] | None] = [None]
+    if feed.format == "parquet" and file.size > _SLICE_BYTES and store.is_local(file.uri):
+        rows, _ = rawfile.count_rows(file.uri, feed.format, file.size)
+        parts = [(start, _SLICE_ROWS) for start in range(0, rows, _SLICE_ROWS)] or [None]
+    for part in parts:
+        frame = rawfile.read_frame(file.uri, feed.format, feed.types, own, schema, part=part)
+        yield frame.with_columns(*absent).with_row_index(_ROW, offset=part[0] if part else 0)
 
 
 def _contract(
@@ -220,8 +239,9 @@ def _contract(
             for name in source.side_features
         ),
     )
-    target = _empty(config).schema
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in target.items() if name != _FILE)
+    kept = {name: dtype for name, dtype in polars_schema(config).items() if name not in (*COMMITTED, "bucket")}
+    target = {**kept, _REASON: pl.String(), _ROW: pl.UInt32(), OUTSIDE: pl.Int32(), UNREADABLE: pl.Int32()}
+    return frame.select(pl.col(name).cast(dtype) for name, dtype in target.items())
 
 
 def _judged(frame: pl.DataFrame, latest_us: int) -> pl.DataFrame:
@@ -281,35 +301,16 @@ def _action_times(config: Config, feed: FeedConfig, frame: pl.DataFrame) -> pl.D
         actions.alias("actions"),
         known.alias("known"),
         *times,
-        outside.alias(_OUTSIDE),
-        unreadable.alias(_UNREADABLE),
+        outside.alias(OUTSIDE),
+        unreadable.alias(UNREADABLE),
     )
-
-
-def _unique(config: Config, rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep one row of each event_id: the one that knows most, then with most actions, then by all it says."""
-    repeated = pl.col("event_id").is_duplicated()
-    content = [name for name in rows.columns if name not in (_REASON, _FILE, _ROW)]
-    knows, does = (pl.col(name).bitwise_count_ones() for name in ("known", "actions"))
-    # the file's place follows its name, so even equal rows are told apart without regard to listing order
-    chosen = rows.filter(repeated).sort(
-        pl.col("event_id"), knows, does, *content, _FILE, descending=[False, True, True, *[False] * (len(content) + 1)]
-    )
-    events = pl.concat([rows.filter(~repeated), chosen.unique("event_id", keep="first", maintain_order=True)])
-    users = events["user_id"].unique()
-    buckets = pl.DataFrame(
-        {"user_id": users, "bucket": [bucket_of(user, config.lake.num_buckets) for user in users]},
-        schema={"user_id": pl.String, "bucket": pl.Int32},
-    )
-    events = events.join(buckets, on="user_id", how="left")
-    return events.sort("bucket", "user_id", "shown_at", "event_id")
 
 
 def _quarantine(config: Config, feed: FeedConfig, files: list[SourceFile], rows: pl.DataFrame) -> pl.DataFrame:
     parts = [quarantine.SCHEMA.to_frame()]
-    for place in rows[_FILE].unique().sort():
+    for place in rows[FILE].unique().sort():
         uri = files[place].uri
-        bad = rows.filter(pl.col(_FILE) == place)
+        bad = rows.filter(pl.col(FILE) == place)
         texts = raw_rows(config, feed, uri, bad[_ROW].to_list())
         parts.append(
             pl.DataFrame(

@@ -6,6 +6,7 @@ whether the row found its key.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import date
 
 import polars as pl
@@ -18,18 +19,27 @@ from gr_core.lake.source import SourceFile, list_snapshot, snapshot_of, snapshot
 _SNAPSHOT, _FOUND = "\x00snapshot", "\x00found"
 
 
+@dataclass(frozen=True, slots=True)
+class SideCache:
+    """What one ingestion read of its side tables, so that its files and slices do not read it again."""
+
+    snapshots: dict[tuple[str, date | None], pl.DataFrame] = field(default_factory=dict)
+    dates: dict[str, list[date]] = field(default_factory=dict)
+
+
 def not_found(table: TableConfig) -> str:
     """Name the column that says that an event has no row in a side table."""
     return f"\x00no:{table.name}"
 
 
-def join_tables(config: Config, rows: pl.DataFrame, reason: str) -> pl.DataFrame:
+def join_tables(config: Config, rows: pl.DataFrame, reason: str, cache: SideCache | None = None) -> pl.DataFrame:
     """Join every side table to contract rows, keeping their order and number.
 
     Args:
         config: The run's config.
         rows: Contract rows; a side feature that the feed itself gives is kept where it is not null.
         reason: Column with the reason why a row breaks the contract, null where none.
+        cache: Snapshots that earlier calls of one ingestion read; those of this call are added.
 
     Returns:
         The rows with side features filled and a boolean column `not_found(table)`: no row for this event. Where the
@@ -39,19 +49,18 @@ def join_tables(config: Config, rows: pl.DataFrame, reason: str) -> pl.DataFrame
         DataContractError: A table's file cannot be read, or lacks or mistypes a column.
     """
     key = userkey.load(config)
+    cache = SideCache() if cache is None else cache
     for table in config.source.tables:
         if "{date}" in table.path:
-            rows, chosen = _as_of(config, table, rows)
+            rows, chosen = _as_of(config, table, rows, cache)
             parts = [
-                _read(table, list_snapshot(config, table, snapshot), key).with_columns(
-                    pl.lit(snapshot).alias(_SNAPSHOT)
-                )
+                _content(config, table, snapshot, key, cache).with_columns(pl.lit(snapshot).alias(_SNAPSHOT))
                 for snapshot in chosen
             ]
             content = pl.concat([_read(table, [], key).with_columns(pl.lit(None, pl.Date).alias(_SNAPSHOT)), *parts])
             rows = _joined(rows, table, content, [_SNAPSHOT]).drop(_SNAPSHOT)
         else:
-            rows = _joined(rows, table, _read(table, list_snapshot(config, table, None), key), [])
+            rows = _joined(rows, table, _content(config, table, None, key, cache), [])
         missing = pl.col(not_found(table))
         if table.missing == "quarantine":
             broken = pl.when(pl.col(reason).is_null() & missing).then(pl.lit(f"missing_{table.name}"))
@@ -59,11 +68,22 @@ def join_tables(config: Config, rows: pl.DataFrame, reason: str) -> pl.DataFrame
     return rows
 
 
-def _as_of(config: Config, table: TableConfig, rows: pl.DataFrame) -> tuple[pl.DataFrame, list[date]]:
+def _content(
+    config: Config, table: TableConfig, snapshot: date | None, key: bytes | None, cache: SideCache
+) -> pl.DataFrame:
+    name = (table.name, snapshot)
+    if name not in cache.snapshots:
+        cache.snapshots[name] = _read(table, list_snapshot(config, table, snapshot), key)
+    return cache.snapshots[name]
+
+
+def _as_of(config: Config, table: TableConfig, rows: pl.DataFrame, cache: SideCache) -> tuple[pl.DataFrame, list[date]]:
     """Add the date of the snapshot that each row sees. Snapshots become complete at day starts, so its day decides."""
     rows = rows.with_columns(pl.col("shown_at").dt.convert_time_zone(config.lake.zone).dt.date().alias(_SNAPSHOT))
     days = rows[_SNAPSHOT].drop_nulls().unique().sort().to_list()
-    dates = snapshots(config, table)
+    if table.name not in cache.dates:
+        cache.dates[table.name] = snapshots(config, table)
+    dates = cache.dates[table.name]
     seen = [snapshot_of(day, dates, table) for day in days]
     mapping = pl.DataFrame({_SNAPSHOT: days, "seen": seen}, schema={_SNAPSHOT: pl.Date, "seen": pl.Date})
     rows = rows.join(mapping, on=_SNAPSHOT, how="left", maintain_order="left").drop(_SNAPSHOT)

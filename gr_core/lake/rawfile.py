@@ -81,6 +81,7 @@ def read_frame(
     columns: Sequence[str],
     schema: Mapping[str, pl.DataType],
     head: int | None = None,
+    part: tuple[int, int] | None = None,
 ) -> pl.DataFrame:
     """Read the rows of a raw file, in file order.
 
@@ -91,6 +92,7 @@ def read_frame(
         columns: Columns to read; all stand in `schema`.
         schema: What `read_schema` gave.
         head: At most so many rows, of a text file those within its first HEAD_BYTES; None: all.
+        part: First row and number of rows of a slice; parquet only, whose other row groups are not read.
 
     Returns:
         The columns in the types of `schema`, and PROBLEM (text).
@@ -102,9 +104,9 @@ def read_frame(
     try:
         own = _own_columns(uri, form, columns, path)
         if form == "parquet":
-            frame = pl.read_parquet(
-                _open(uri), columns=own, hive_partitioning=False, glob=False, use_statistics=False, n_rows=head
-            )
+            start, rows = part or (0, head)
+            scan = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False, use_statistics=False)
+            frame = scan.slice(start, rows).select(own).collect()
             casts = [pl.col(name).cast(schema[name]) for name in own if frame.schema[name] != schema[name]]
             given = [pl.lit(path[name][1], schema[name]).alias(name) for name in columns if name not in own]
             return frame.with_columns(*casts, *given, pl.lit(None, pl.String).alias(PROBLEM)).select(*columns, PROBLEM)

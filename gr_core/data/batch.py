@@ -1,0 +1,262 @@
+"""What one feed's files of a day hold, before it meets the event table: unique events by bucket, and counts.
+
+A day of usual size lies in memory as one frame (`Batch`); of a large one only a bucket at a time does
+(`SpilledBatch`). Both hand over the same events in the same order, whatever the order of files and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from gr_core.config import Config
+from gr_core.data.sides import not_found
+from gr_core.hashing import bucket_of
+from gr_core.lake.shelf import Shelf
+from gr_core.schema import event_schema
+
+FILE = "\x00file"  # place of the row's file among those read
+OUTSIDE, UNREADABLE = "\x00outside", "\x00unreadable"  # (event, action)s of the row, see Tallied
+COMMITTED = ("commit", "updated")  # columns that a row gets when it is committed
+EVENT_ORDER = ("user_id", "shown_at", "event_id")
+_HASH = "\x00hash"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tallied:
+    """Counts over a batch's rows, or over those of one bucket."""
+
+    duplicates: int = 0
+    """Rows that repeat an event_id of this batch."""
+    missing_side: dict[str, int] = field(default_factory=dict)
+    """Side table -> events without a row in it."""
+    outside_window: int = 0
+    """(event, action)s whose time lies outside [shown_at, shown_at + window): the bit is not set."""
+    bad_action_times: int = 0
+    """(event, action)s set by the row with a time that cannot be read: the bit is unknown."""
+
+    def plus(self, other: Tallied) -> Tallied:
+        """Return the sums."""
+        names = [*self.missing_side, *(name for name in other.missing_side if name not in self.missing_side)]
+        sums = {name: self.missing_side.get(name, 0) + other.missing_side.get(name, 0) for name in names}
+        return Tallied(
+            duplicates=self.duplicates + other.duplicates,
+            missing_side=sums,
+            outside_window=self.outside_window + other.outside_window,
+            bad_action_times=self.bad_action_times + other.bad_action_times,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A bucket's events of a batch."""
+
+    bucket: int
+    events: pl.DataFrame
+    """Unique events: `schema.event_schema` without `COMMITTED`, by (user_id, shown_at, event_id)."""
+    files: pl.Series
+    """Place of each event's file in `Delivered.uris` (int32)."""
+    counts: Tallied = Tallied()
+    """What is counted only now; all zero where the batch has counted before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered(Tallied):
+    """What `Batch` and `SpilledBatch` share."""
+
+    feed: str
+    quarantine: pl.DataFrame
+    """`lake.quarantine.SCHEMA`: reason, feed, file (URI), row (the raw row as JSON text)."""
+    read: int
+    """Rows in the files: events + duplicates + quarantined + forgotten."""
+    forgotten: int = 0
+    """Rows left out because their user asked to be forgotten; they stand nowhere else, not in quarantine either."""
+    unknown_columns: dict[str, int] = field(default_factory=dict)
+    """Raw column that the config neither reads nor declares -> files that have it."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What data checks compare with other days (`data.checks`), the counts of rows apart."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Feed day (ISO) -> digest of its files' identity; restated days first, ascending, the night's own last."""
+    uris: tuple[str, ...] = ()
+    """The files read."""
+    file_days: tuple[int, ...] = ()
+    """Place in `inputs` of each file's feed day."""
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Quarantined rows by reason."""
+        counts = self.quarantine.group_by("reason").len().sort("reason")
+        return {reason: int(number) for reason, number in counts.iter_rows()}
+
+    @property
+    def tallied(self) -> Tallied:
+        """The counts that are known before the parts are gone through."""
+        return Tallied(**{name: getattr(self, name) for name in Tallied.__dataclass_fields__})
+
+    def parts(self) -> Iterator[Part]:
+        """Go through the buckets that have events, ascending; may be repeated."""
+        raise NotImplementedError
+
+    def keys(self) -> pl.DataFrame:
+        """Return hash (of event_id, uint64) and bucket of each event, in any order; repeats may still be among them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Delivered):
+    """A batch in memory."""
+
+    events: pl.DataFrame
+    """Unique events: `schema.event_schema` without `COMMITTED`, by (bucket, user_id, shown_at, event_id)."""
+    files: pl.Series
+    """URI of the file that each event came from (text)."""
+
+    def check(self) -> Self:
+        """Raise AssertionError when a row was lost (a fault of ours, never of the data)."""
+        if self.read != self.events.height + self.duplicates + self.quarantine.height + self.forgotten:
+            raise AssertionError(
+                f"rows lost: read {self.read}, events {self.events.height}, duplicates {self.duplicates}, "
+                f"quarantined {self.quarantine.height}, forgotten {self.forgotten}"
+            )
+        return self
+
+    def parts(self) -> Iterator[Part]:
+        """Go through the buckets that have events, ascending."""
+        names = {uri: place for place, uri in enumerate(self.named_files())}
+        places = self.files.replace_strict(list(names), list(names.values()), return_dtype=pl.Int32).alias(FILE)
+        split = self.events.with_columns(places).partition_by("bucket", as_dict=True, maintain_order=True)
+        for key in sorted(split):
+            events = split[key].sort(EVENT_ORDER, maintain_order=True)
+            yield Part(bucket=int(key[0]), events=events.drop(FILE), files=events[FILE])
+
+    def named_files(self) -> tuple[str, ...]:
+        """Return the files read; where the batch was made by hand, those its events name."""
+        return self.uris or tuple(self.files.unique().sort().to_list())
+
+    def keys(self) -> pl.DataFrame:
+        """Return hash (of event_id, uint64) and bucket of each event."""
+        return self.events.select(pl.col("event_id").hash().alias("hash"), "bucket")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpilledBatch(Delivered):
+    """A batch on local disk, of which a bucket at a time is looked at."""
+
+    config: Config
+    shelf: Shelf
+    """Rows that keep the contract, repeats included: `working_schema`."""
+    hashes: npt.NDArray[np.uint64]
+    """uint64, sorted: a row's event_id hash with its bucket in the lowest 12 bits."""
+
+    def parts(self) -> Iterator[Part]:
+        """Go through the buckets that have events, ascending."""
+        chosen = self._across()
+        for bucket in sorted(self.shelf.buckets):
+            rows = self.shelf.take(bucket)
+            events = unique(rows)
+            if not chosen.is_empty():
+                elsewhere = chosen.filter(pl.col("bucket") != bucket)["event_id"]
+                events = events.filter(~pl.col("event_id").is_in(elsewhere.implode()))
+            counts = tally(self.config, rows.height, events)
+            events = events.sort(EVENT_ORDER)
+            yield Part(
+                bucket=bucket, events=events.select(batch_columns(self.config)), files=events[FILE], counts=counts
+            )
+
+    def keys(self) -> pl.DataFrame:
+        """Return hash (of event_id, its lowest 12 bits zero) and bucket of each row."""
+        buckets = (self.hashes & np.uint64(_LOW)).astype(np.int32)
+        return pl.DataFrame({"hash": self.hashes & ~np.uint64(_LOW), "bucket": buckets})
+
+    def _across(self) -> pl.DataFrame:
+        """Choose the bucket of each event_id that stands under users of several buckets: event_id, bucket."""
+        marks = self.hashes >> np.uint64(_BITS)
+        buckets = self.hashes & np.uint64(_LOW)
+        again = (marks[1:] == marks[:-1]) & (buckets[1:] != buckets[:-1])
+        contested = pl.Series(_HASH, np.unique(marks[1:][again]))
+        rows = [self.shelf.schema.to_frame()]
+        if not contested.is_empty():
+            mark = pl.col("event_id").hash() // (1 << _BITS)
+            parts = (self.shelf.take(bucket) for bucket in sorted(self.shelf.buckets))
+            rows += [unique(part.filter(mark.is_in(contested.implode()))) for part in parts]
+        every = pl.concat(rows)
+        return unique(every.filter(pl.col("event_id").is_duplicated())).select("event_id", "bucket")
+
+
+_BITS = 12  # a lake has at most 4096 buckets
+_LOW = (1 << _BITS) - 1
+
+
+def marked(rows: pl.DataFrame) -> npt.NDArray[np.uint64]:
+    """Return what `SpilledBatch.hashes` holds of some rows, unsorted."""
+    hashes = rows["event_id"].hash().to_numpy() & ~np.uint64(_LOW)
+    return np.bitwise_or(hashes, rows["bucket"].to_numpy().astype(np.uint64))
+
+
+def polars_schema(config: Config) -> pl.Schema:
+    """Return the event table's columns as Polars types, `COMMITTED` and `bucket` included."""
+    arrow = event_schema(config.source.action_names, config.source.side_features)
+    empty = pl.from_arrow(pa.Table.from_batches([], schema=arrow))
+    return empty.schema if isinstance(empty, pl.DataFrame) else pl.Schema()
+
+
+def batch_columns(config: Config) -> list[str]:
+    """Return the columns that a batch gives its events."""
+    return [name for name in polars_schema(config).names() if name not in COMMITTED]
+
+
+def working_schema(config: Config) -> pl.Schema:
+    """Return the columns of rows that keep the contract, while they are still with their repeats."""
+    kept = {name: dtype for name, dtype in polars_schema(config).items() if name not in (*COMMITTED, "bucket")}
+    flags: dict[str, pl.DataType] = {not_found(table): pl.Boolean() for table in config.source.tables}
+    counted: dict[str, pl.DataType] = {OUTSIDE: pl.Int32(), UNREADABLE: pl.Int32()}
+    return pl.Schema({**kept, **counted, **flags, FILE: pl.Int32(), "bucket": pl.Int32()})
+
+
+def unique(rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep one row of each event_id: the one that knows most, then with most actions, then by all it says."""
+    repeated = rows["event_id"].is_duplicated()
+    if not repeated.any():
+        return rows
+    content = [name for name in rows.columns if name not in (FILE, "bucket")]
+    knows, does = (pl.col(name).bitwise_count_ones() for name in ("known", "actions"))
+    # the file's place follows its name, so even equal rows are told apart without regard to listing order
+    chosen = rows.filter(repeated).sort(
+        pl.col("event_id"), knows, does, *content, FILE, descending=[False, True, True, *[False] * (len(content) + 1)]
+    )
+    return pl.concat([rows.filter(~repeated), chosen.unique("event_id", keep="first", maintain_order=True)])
+
+
+def tally(config: Config, rows: int, events: pl.DataFrame) -> Tallied:
+    """Count over unique events with `working_schema`'s columns that so many rows were made of."""
+    return Tallied(
+        duplicates=rows - events.height,
+        missing_side={table.name: int(events[not_found(table)].sum()) for table in config.source.tables},
+        outside_window=int(events[OUTSIDE].sum()),
+        bad_action_times=int(events[UNREADABLE].sum()),
+    )
+
+
+class BucketMap:
+    """The bucket of each user, hashed once for each distinct one."""
+
+    def __init__(self, num_buckets: int) -> None:
+        self._num_buckets = num_buckets
+        self._users = pl.Categories.random()
+        self._anchor = pl.Series(dtype=pl.Categorical(self._users))  # codes last as long as a series that has them
+        self._buckets = np.empty(0, np.int32)
+
+    def of(self, users: pl.Series) -> pl.Series:
+        """Return each user's bucket; users are text, none null."""
+        codes = users.cast(self._anchor.dtype).to_physical()
+        known = self._users.to_series()
+        fresh = known[len(self._buckets) :]
+        hashed = np.fromiter((bucket_of(user, self._num_buckets) for user in fresh), np.int32, len(fresh))
+        self._buckets = np.concatenate([self._buckets, hashed])
+        return pl.Series("bucket", self._buckets[codes.to_numpy()], pl.Int32)
