@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date as Date
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from gr_core.config import Config
 from gr_core.errors import UsageError
@@ -19,7 +21,23 @@ from gr_core.lake.journal import champion
 from gr_core.night import Night, open_night
 from gr_core.stages import ingesting, judging, packing, sequencing, training
 
+T = TypeVar("T")
 _SAMPLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataResult:
+    """What the stages from raw files to packs returned."""
+
+    ingested: dict[str, Any]
+    buckets: list[dict[str, Any]]
+    """One a bucket."""
+    words: dict[str, Any]
+    """The grown vocabulary."""
+    packs: dict[str, Any]
+    """Role to PackRef."""
+    seconds: dict[str, float]
+    """Wall time by stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,39 +78,88 @@ def run_night(config: Config, home: str, day: Date) -> NightResult:
         DaybreakError: Whatever a stage raises.
     """
     started = time.perf_counter()
-    ingesting.preflight(config, home, day)
-    night = open_night(config, home, day, at_us=time.time_ns() // 1000, mode="backfill")
-    ingested = ingesting.ingest(night)
-    buckets = [sequencing.build_bucket(night, ingested, bucket) for bucket in range(config.lake.num_buckets)]
-    if not judging.any_due(buckets):
-        raise UsageError(f"nothing is due on {day}; choose days with events", where=day.isoformat())
-    words = packing.grow_vocabulary(night, buckets)
-    packs: dict[str, Any] = {
-        role: packing.write_pack(night, ingested, buckets, words, role) for role in sequencing.ROLES
-    }
-    evaluated = judging.evaluate(night, packs["next_day"], words)
-    trained = training.train(night, packs, words)
-    _promote(night, ingested, trained, words)
+    night = open_day(config, home, day)
+    data = run_data(night)
+    evaluated = judging.evaluate(night, data.packs["next_day"], data.words)
+    trained = training.train(night, data.packs, data.words)
+    promote(night, data, trained)
     return NightResult(
         night=night,
-        ingested=ingested,
-        words=words,
-        packs=packs,
+        ingested=data.ingested,
+        words=data.words,
+        packs=data.packs,
         trained=trained,
         evaluated=evaluated,
         seconds=time.perf_counter() - started,
     )
 
 
-def _promote(night: Night, ingested: dict[str, Any], trained: dict[str, Any], words: dict[str, Any]) -> None:
-    """Write to the journal what registry and gate would: the challenger is the champion, the night is finished."""
+def open_day(config: Config, home: str, day: Date) -> Night:
+    """Check a day's raw files and pin its night."""
+    ingesting.preflight(config, home, day)
+    return open_night(config, home, day, at_us=time.time_ns() // 1000, mode="backfill")
+
+
+def run_data(night: Night, *, workers: int = 1) -> DataResult:
+    """Run the stages from raw files to packs.
+
+    Args:
+        night: An opened night.
+        workers: Buckets side by side, as the flow maps them.
+
+    Returns:
+        Their results and wall times.
+
+    Raises:
+        UsageError: Nothing is due.
+        DaybreakError: Whatever a stage raises.
+    """
+    seconds: dict[str, float] = {}
+    every = range(night.settings.lake.num_buckets)
+    with ThreadPoolExecutor(workers) as pool:
+
+        def mapped(work: Callable[[int], T]) -> list[T]:
+            return list(pool.map(work, every)) if workers > 1 else [work(bucket) for bucket in every]
+
+        ingested = _timed(seconds, "ingest", lambda: ingesting.ingest(night))
+        buckets = _timed(
+            seconds, "sequences", lambda: mapped(lambda bucket: sequencing.build_bucket(night, ingested, bucket))
+        )
+        if not judging.any_due(buckets):
+            raise UsageError(f"nothing is due on {night.day}; choose days with events", where=night.date)
+        words = _timed(seconds, "vocabulary", lambda: packing.grow_vocabulary(night, buckets))
+        packs: dict[str, Any] = _timed(seconds, "pack", lambda: _packs(night, ingested, buckets, words))
+    return DataResult(ingested=ingested, buckets=buckets, words=words, packs=packs, seconds=seconds)
+
+
+def _packs(
+    night: Night, ingested: dict[str, Any], buckets: Sequence[dict[str, Any]], words: dict[str, Any]
+) -> dict[str, Any]:
+    return {role: packing.write_pack(night, ingested, list(buckets), words, role) for role in sequencing.ROLES}
+
+
+def _timed(seconds: dict[str, float], stage: str, work: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    found = work()
+    seconds[stage] = time.perf_counter() - began
+    return found
+
+
+def promote(night: Night, data: DataResult, trained: dict[str, Any]) -> None:
+    """Write to the journal what registry and gate would: the challenger is the champion, the night is finished.
+
+    Args:
+        night: The night.
+        data: Its data stages.
+        trained: What its training returned: uri, watermark, digest.
+    """
     journal = night.journal
     standing = champion(journal.entries())
     before = standing.version if standing else None
     version = (before or 0) + 1
-    registered = judging.registration(night, version, trained, words)
+    registered = judging.registration(night, version, trained, data.words)
     decided = {"decision": "promote", "reasons": ["benchmark"], "version": version, "previous": before, "figures": {}}
-    finished = {"state": "completed", "bound": ingested["bound"], "status": {}}
+    finished = {"state": "completed", "bound": data.ingested["bound"], "status": {}}
     for kind, payload in (("registered", registered), ("decided", decided), ("finished", finished)):
         journal.append(kind, night.key, payload, at_us=night.at_us)
 
