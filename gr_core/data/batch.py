@@ -77,6 +77,8 @@ class Delivered(Tallied):
     """Rows in the files: events + duplicates + quarantined + forgotten."""
     forgotten: int = 0
     """Rows left out because their user asked to be forgotten; they stand nowhere else, not in quarantine either."""
+    forgotten_ids: pl.Series = field(default_factory=lambda: pl.Series(dtype=pl.String))
+    """event_ids of those rows, where actions feeds may bring rows about them; never stored."""
     unknown_columns: dict[str, int] = field(default_factory=dict)
     """Raw column that the config neither reads nor declares -> files that have it."""
     figures: dict[str, Any] = field(default_factory=dict)

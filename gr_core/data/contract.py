@@ -113,6 +113,7 @@ class _Intake:
         self._file_days: list[int] = []
         self._inputs: dict[str, str] = {}
         self._forgotten = 0
+        self._forgotten_ids = [pl.Series("event_id", dtype=pl.String)]
 
     def take(self, day: date, files: list[SourceFile]) -> None:
         """Read the files of one feed day."""
@@ -132,6 +133,8 @@ class _Intake:
         if self._tombstones:
             hidden = self._tombstones.hides(rows["user_id"])
             self._forgotten += int(hidden.sum())
+            if self._config.source.fed_mask:
+                self._forgotten_ids.append(rows.filter(hidden)["event_id"])
             rows = rows.filter(~hidden)
         rows = join_tables(self._config, rows, _REASON, self._tables).with_columns(pl.lit(place, pl.Int32).alias(FILE))
         if rows[_REASON].null_count() < rows.height:
@@ -156,6 +159,7 @@ class _Intake:
             "quarantine": _quarantine(config, self._feed, self._files, bad),
             "read": shelf.rows + bad.height + self._forgotten,
             "forgotten": self._forgotten,
+            "forgotten_ids": pl.concat(self._forgotten_ids),
             "inputs": self._inputs,
             "uris": uris,
             "file_days": tuple(self._file_days),
