@@ -54,15 +54,18 @@ class EventTable:
     Args:
         uri: The table; the quarantine lies beside it.
         config: The run's config; its `lake` must be the one the table was made with.
+        up_to: Reads leave out rows of greater commits: a night that reads a version younger than its own commit's,
+            since rows were removed (`pin`), sees none of later nights'.
 
     Raises:
         UsageError: The path has characters that Delta Lake cannot have in it.
     """
 
-    def __init__(self, uri: str, config: Config) -> None:
+    def __init__(self, uri: str, config: Config, *, up_to: int | None = None) -> None:
         self.uri = uri.rstrip("/")
         self._table_uri = store.delta_uri(self.uri)
         self.config = config
+        self.up_to = up_to
         self.lake = self.uri.rsplit("/", 1)[0]
         self.quarantine_uri = store.join(self.lake, "quarantine")
 
@@ -288,7 +291,7 @@ class EventTable:
         )
         if table is None:
             raise FormatError(f"{self.uri}: there is no version {delta_version} of the event table", where=self.uri)
-        return table, [] if newest is None else [pl.col("commit") <= newest]
+        return table, [pl.col("commit") <= limit for limit in (newest, self.up_to) if limit is not None]
 
     def at(self, delta_version: int | None = None) -> DeltaTable | None:
         """Open a version (None: the newest) for `gr_core.lake.events.erasure`; None where there is no table."""
