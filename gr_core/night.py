@@ -255,6 +255,15 @@ def _registered(entries: list[Entry], wanted: int) -> Parent:
     raise UsageError(f"--parent {wanted} is no registered version; there are {known}", where="parent")
 
 
+def check_home(config: Config, home: str) -> None:
+    """Refuse a config that the home cannot have, as `open_night` does, without writing anything.
+
+    Raises:
+        ConfigError: `lake` differs from the home's, or the list of actions was reordered.
+    """
+    _check_lake(config, Journal(store.join(home, "lake", "journal")).entries())
+
+
 def _check_lake(config: Config, entries: list[Entry]) -> None:
     first = next((entry for entry in entries if entry.kind == "opened"), None)
     if first is None:

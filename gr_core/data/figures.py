@@ -43,7 +43,9 @@ class Tally:
         return {"rows": self.rows, "nulls": given}
 
 
-def described(config: Config, feed: FeedConfig, files: list[SourceFile], tally: Tally) -> dict[str, Any]:
+def described(
+    config: Config, feed: FeedConfig, files: list[SourceFile], tally: Tally, head: int | None = None
+) -> dict[str, Any]:
     """Return what a feed's files of a day are like: the Batch's `unknown_columns` and `figures`.
 
     Args:
@@ -51,12 +53,13 @@ def described(config: Config, feed: FeedConfig, files: list[SourceFile], tally: 
         feed: The feed.
         files: Its files.
         tally: Filled with the rows that keep the contract.
+        head: Of an ndjson file only so many records are looked at; None: all.
     """
     declared = set(feed.types) | set(raw_columns(config, feed))
     unknown: Counter[str] = Counter()
     columns: dict[str, set[str]] = {}
     for file, schema in zip(files, feed_schemas(feed, files), strict=True):
-        names = rawfile.column_names(file.uri, feed.format)
+        names = rawfile.column_names(file.uri, feed.format, head)
         unknown.update(name for name in names if name not in declared)
         for name in names:
             columns.setdefault(name, set()).add(str(schema.get(name, "undeclared")))

@@ -29,7 +29,9 @@ Format = Literal["parquet", "csv", "ndjson"]
 PROBLEM = "\x00problem"  # per row: null, bad_row (no readable record) or bad_value (a value not of its declared type)
 
 _SCALAR = r':\s*(?:"(?:[^"\\]|\\.)*"|[-+.0-9eE]+|true|false|null)'  # a key's value, where it is no list and no record
-HEAD_BYTES = 2**20  # of a text file, where only its head is wanted
+_HEAD_BYTES = (2**20, 2**24)  # of a text file's head at least and at most, _LINE_BYTES a row between
+_LINE_BYTES = 1024
+_COUNTED_ROWS = 4096  # whose bytes tell how many rows the rest of a text file has
 
 # PanicException: Polars' Rust side gives up on some damaged files that way
 _DAMAGED = (pl.exceptions.PolarsError, pl.exceptions.PanicException, EOFError, zlib.error, UnicodeError, csv.Error)
@@ -91,7 +93,7 @@ def read_frame(
         types: Declared raw types.
         columns: Columns to read; all stand in `schema`.
         schema: What `read_schema` gave.
-        head: At most so many rows, of a text file those within its first HEAD_BYTES; None: all.
+        head: At most so many rows, and of a text file at most those within its first 16 MiB; None: all.
         part: First row and number of rows of a slice; parquet only, whose other row groups are not read.
 
     Returns:
@@ -122,8 +124,13 @@ def read_frame(
     return frame.with_columns(given if form == "ndjson" else [e for e in given if e.meta.output_name() not in own])
 
 
-def column_names(uri: str, form: Format) -> list[str]:
-    """Return the names of all columns that a raw file holds, its path's keys apart; of ndjson those of any record.
+def column_names(uri: str, form: Format, head: int | None = None) -> list[str]:
+    """Return the names of all columns that a raw file holds, its path's keys apart.
+
+    Args:
+        uri: The file.
+        form: Its format.
+        head: Of ndjson the keys of its first records only; None: those of any record.
 
     Raises:
         DataContractError: The file cannot be read.
@@ -133,7 +140,7 @@ def column_names(uri: str, form: Format) -> list[str]:
             return list(_footer(uri))
         if form == "csv":
             return [name for name in _text_frame(uri, form, [], head=1).columns if name != PROBLEM]
-        return _keys(_lines(uri))
+        return _keys(_lines(uri, head))
     except (*_DAMAGED, OSError) as error:
         raise _unreadable(uri, form, error) from error
 
@@ -147,7 +154,7 @@ def count_rows(uri: str, form: Format, size: int) -> tuple[int, bool]:
         size: Bytes of the file.
 
     Returns:
-        The number, and whether it is exact: of text beyond HEAD_BYTES it is projected from the head.
+        The number, and whether it is exact: of a long text file it is projected from the head.
 
     Raises:
         DataContractError: The file cannot be read.
@@ -156,24 +163,31 @@ def count_rows(uri: str, form: Format, size: int) -> tuple[int, bool]:
         if form == "parquet":
             rows = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False).select(pl.len()).collect().item()
             return int(rows), True
-        text, taken = _beginning(uri)
+        text, taken = _beginning(uri, _COUNTED_ROWS)
         lines = sum(1 for line in text.split(b"\n") if line.strip()) - (form == "csv")
         return (max(lines, 0), True) if taken is None else (round(max(lines, 0) * max(size / taken, 1.0)), False)
     except (*_DAMAGED, OSError) as error:
         raise _unreadable(uri, form, error) from error
 
 
-def raw_rows(uri: str, form: Format, rows: Sequence[int]) -> list[str]:
-    """Return single rows, by place in the file, as JSON text: all the file's columns; unreadable lines as they are."""
+def raw_rows(uri: str, form: Format, rows: Sequence[int], head: int | None = None) -> list[str]:
+    """Return single rows, by place in the file, as JSON text: all the file's columns; unreadable lines as they are.
+
+    With `head`, as in `read_frame`, no more of the file is read than that.
+    """
     if form == "ndjson":
-        lines = _lines(uri)
+        lines = _lines(uri, head)
         return [_shown(lines[row]) for row in rows]
     unread: dict[int, str] = {}
+    if not rows:
+        return []
+    first = 0 if form == "csv" else min(rows)
     if form == "csv":
-        frame, unread = _csv_frame(uri)
-    else:
-        frame = pl.read_parquet(_open(uri), hive_partitioning=False, glob=False)
-    found = zip(rows, frame[list(rows)].iter_rows(named=True), strict=True)
+        frame, unread = _csv_frame(uri, head)
+    else:  # the row groups between the outermost rows, and no more
+        scan = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False)
+        frame = scan.slice(first, max(rows) - first + 1).collect()
+    found = zip(rows, frame[[row - first for row in rows]].iter_rows(named=True), strict=True)
     return [unread.get(place) or json.dumps(_plain(row), default=_readable) for place, row in found]
 
 
@@ -207,21 +221,22 @@ def _own_columns(uri: str, form: Format, columns: Sequence[str], path: Mapping[s
 
 def _content(uri: str, head: int | None = None) -> bytes:
     if head is not None:
-        return _beginning(uri)[0]
+        return _beginning(uri, head)[0]
     content = store.read_bytes(uri)
     return gzip.decompress(content) if uri.endswith(".gz") else content
 
 
-def _beginning(uri: str) -> tuple[bytes, int | None]:
-    """Return the whole records within a text file's first HEAD_BYTES, and the file's bytes they took (None: all)."""
+def _beginning(uri: str, rows: int) -> tuple[bytes, int | None]:
+    """Return the whole records at a text file's head, and the bytes of the file that they took (None: all)."""
+    limit = min(max(rows * _LINE_BYTES, _HEAD_BYTES[0]), _HEAD_BYTES[1])
     stream = store.local_path(uri).open("rb") if store.is_local(uri) else io.BytesIO(store.read_bytes(uri))
     with stream:
         source = gzip.GzipFile(fileobj=stream) if uri.endswith(".gz") else stream
-        text = source.read(HEAD_BYTES + 1)
-        if len(text) <= HEAD_BYTES:
+        text = source.read(limit + 1)
+        if len(text) <= limit:
             return text, None
         taken = stream.tell()
-    end = text.rfind(b"\n", 0, HEAD_BYTES)
+    end = text.rfind(b"\n", 0, limit)
     while end > 0 and text.count(b'"', 0, end) % 2:  # a line that ends inside quotes is not the record's last
         end = text.rfind(b"\n", 0, end)
     return text[: end + 1], taken
