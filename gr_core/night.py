@@ -210,7 +210,7 @@ def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at
         return replace(night, finished=True)
     difference = config_difference(pinned.config, night.config)
     entries = journal.entries()
-    payload = {"fingerprint": config.fingerprint(), "difference": difference, "config": night.config}
+    payload: dict[str, Any] = {"fingerprint": config.fingerprint(), "difference": difference, "config": night.config}
     lineage = Lineage.of(entries)
     if night.parent is not None and night.parent.version in lineage.tainted:
         if record.key != record.date:
