@@ -129,14 +129,21 @@ def _read_file(
     present = rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]")
     raw = rawfile.read_frame(file.uri, feed.format, feed.types, [name for name in needed if name in present], schema)
     raw = raw.with_columns(pl.lit(None, schema[name]).alias(name) for name in needed if name not in present)
-    latest_us = day_end_us(day, config.lake.zone) + config.source.max_clock_skew_seconds * 1_000_000
-    frame = _judged(_contract(config, feed, raw, schema, values).with_row_index(_PLACE), latest_us)
+    frame = action_rows(config, day, feed, raw, schema).with_row_index(_PLACE)
     good = frame.filter(pl.col(_REASON).is_null())
     return ActionBatch(
         rows=good.select("event_id", "actions", "acted_at", feed=pl.lit(feed.name), file=pl.lit(file.uri)),
         quarantine=_quarantine(config, feed, file, frame.filter(pl.col(_REASON).is_not_null()), raw.select(needed)),
         read=frame.height,
     )
+
+
+def action_rows(
+    config: Config, day: date, feed: FeedConfig, raw: pl.DataFrame, schema: dict[str, pl.DataType]
+) -> pl.DataFrame:
+    """Turn one file's raw rows into action rows with a reason (column REASON) where they break the contract."""
+    latest_us = day_end_us(day, config.lake.zone) + config.source.max_clock_skew_seconds * 1_000_000
+    return _judged(_contract(config, feed, raw, schema, expressions.feed_values(config.source, feed)), latest_us)
 
 
 def _contract(

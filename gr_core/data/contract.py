@@ -54,7 +54,7 @@ __all__ = ["Batch", "SpilledBatch", "polars_schema", "read_day", "stored_user"]
 logger = logging.getLogger(__name__)
 
 _MAX_DELAY_SECONDS = 10 * 365 * 86_400  # an outcome ten years later is a wrong unit
-_REASON, _ROW = "\x00reason", "\x00row"
+REASON, ROW = "\x00reason", "\x00row"
 _SLICE_BYTES = 64 * 2**20  # a parquet file above this is read in slices
 _SLICE_ROWS = 2**20
 
@@ -124,7 +124,7 @@ class _Intake:
             for value in self._values:
                 expressions.check_value(value, schema, file.uri, feed)
             for raw in _slices(feed, file, schema, self._values):
-                self._add(_contract(self._config, day, feed, raw, schema), len(self._files))
+                self._add(contract_rows(self._config, day, feed, raw, schema), len(self._files))
             self._files.append(file)
             self._file_days.append(len(self._inputs))
         self._inputs[day.isoformat()] = fingerprint(input_identity(files))
@@ -136,10 +136,10 @@ class _Intake:
             if self._config.source.fed_mask:
                 self._forgotten_ids.append(rows.filter(hidden)["event_id"])
             rows = rows.filter(~hidden)
-        rows = join_tables(self._config, rows, _REASON, self._tables).with_columns(pl.lit(place, pl.Int32).alias(FILE))
-        if rows[_REASON].null_count() < rows.height:
-            self._bad.append(rows.filter(pl.col(_REASON).is_not_null()).select(_REASON, FILE, _ROW))
-            rows = rows.filter(pl.col(_REASON).is_null())
+        rows = join_tables(self._config, rows, REASON, self._tables).with_columns(pl.lit(place, pl.Int32).alias(FILE))
+        if rows[REASON].null_count() < rows.height:
+            self._bad.append(rows.filter(pl.col(REASON).is_not_null()).select(REASON, FILE, ROW))
+            rows = rows.filter(pl.col(REASON).is_null())
         if rows.is_empty():
             return
         rows = rows.with_columns(self._buckets.of(rows["user_id"])).select(self._shelf.schema.names())
@@ -177,7 +177,7 @@ class _Intake:
 
 def _nothing_usable(feed: FeedConfig, day: date, files: list[SourceFile], rows: pl.DataFrame) -> DataContractError:
     """Say why a day cannot be what its declarations say: committed, it would be an empty day for good."""
-    counts = rows.group_by(_REASON).len().sort("len", _REASON, descending=[True, False]).iter_rows()
+    counts = rows.group_by(REASON).len().sort("len", REASON, descending=[True, False]).iter_rows()
     first = files[rows[FILE][0]].uri
     return DataContractError(
         f"feed {feed.name} of {day}: none of the {rows.height} rows read is usable "
@@ -188,7 +188,7 @@ def _nothing_usable(feed: FeedConfig, day: date, files: list[SourceFile], rows: 
 
 
 def _places() -> pl.DataFrame:
-    return pl.DataFrame(schema={_REASON: pl.String(), FILE: pl.Int32(), _ROW: pl.UInt32()})
+    return pl.DataFrame(schema={REASON: pl.String(), FILE: pl.Int32(), ROW: pl.UInt32()})
 
 
 def _slices(
@@ -205,13 +205,13 @@ def _slices(
         parts = [(start, _SLICE_ROWS) for start in range(0, rows, _SLICE_ROWS)] or [None]
     for part in parts:
         frame = rawfile.read_frame(file.uri, feed.format, feed.types, own, schema, part=part)
-        yield frame.with_columns(*absent).with_row_index(_ROW, offset=part[0] if part else 0)
+        yield frame.with_columns(*absent).with_row_index(ROW, offset=part[0] if part else 0)
 
 
-def _contract(
+def contract_rows(
     config: Config, day: date, feed: FeedConfig, raw: pl.DataFrame, schema: dict[str, pl.DataType]
 ) -> pl.DataFrame:
-    """Turn one file's raw rows into contract rows with a reason where they break the contract."""
+    """Turn one file's raw rows into contract rows with a reason (column REASON) where they break the contract."""
     source = config.source
     values = {value.name: value for value in expressions.feed_values(source, feed)}
     times = {name: time for name, (_, time) in expressions.feed_times(feed).items()}
@@ -244,7 +244,7 @@ def _contract(
         ),
     )
     kept = {name: dtype for name, dtype in polars_schema(config).items() if name not in (*COMMITTED, "bucket")}
-    target = {**kept, _REASON: pl.String(), _ROW: pl.UInt32(), OUTSIDE: pl.Int32(), UNREADABLE: pl.Int32()}
+    target = {**kept, REASON: pl.String(), ROW: pl.UInt32(), OUTSIDE: pl.Int32(), UNREADABLE: pl.Int32()}
     return frame.select(pl.col(name).cast(dtype) for name, dtype in target.items())
 
 
@@ -273,7 +273,7 @@ def _judged(frame: pl.DataFrame, latest_us: int) -> pl.DataFrame:
         .when(~usable)
         .then(pl.lit("bad_delay"))
     )
-    return frame.with_columns(reason.alias(_REASON))
+    return frame.with_columns(reason.alias(REASON))
 
 
 def _action_times(config: Config, feed: FeedConfig, frame: pl.DataFrame) -> pl.DataFrame:
@@ -315,10 +315,10 @@ def _quarantine(config: Config, feed: FeedConfig, files: list[SourceFile], rows:
     for place in rows[FILE].unique().sort():
         uri = files[place].uri
         bad = rows.filter(pl.col(FILE) == place)
-        texts = raw_rows(config, feed, uri, bad[_ROW].to_list())
+        texts = raw_rows(config, feed, uri, bad[ROW].to_list())
         parts.append(
             pl.DataFrame(
-                {"reason": bad[_REASON], "feed": feed.name, "file": uri, "row": texts}, schema=quarantine.SCHEMA
+                {"reason": bad[REASON], "feed": feed.name, "file": uri, "row": texts}, schema=quarantine.SCHEMA
             )
         )
     return pl.concat(parts).sort("reason", "feed", "file", "row")
