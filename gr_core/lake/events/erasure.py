@@ -93,6 +93,20 @@ def readable(open_at: Open, version: int) -> tuple[DeltaTable | None, int | None
     return open_at(at), None if pinned is None else pinned.transaction_version(_INGEST) or 0
 
 
+def user_rows(open_at: Open, user: str, num_buckets: int) -> pl.DataFrame:
+    """Read commit and shown_at of all rows of a user in the newest version, forgotten or not."""
+    table = open_at(None)
+    return _own_rows(layout.FILES.to_frame() if table is None else layout.files_of(table), user, num_buckets)
+
+
+def _own_rows(files: pl.DataFrame, user: str, num_buckets: int) -> pl.DataFrame:
+    files = layout.in_buckets(files, [bucket_of(user, num_buckets)])
+    files = files.filter(layout.at_least("user_id", user) & layout.at_most("user_id", user))
+    if files.is_empty():
+        return pl.DataFrame(schema={"commit": pl.Int64, "shown_at": layout.TIME})
+    return _raw(files).filter(pl.col("user_id") == user).select("commit", "shown_at").collect()
+
+
 def forget_rows(open_at: Open, user: str, num_buckets: int) -> int:
     """Remove a user's rows: his bucket is written anew without them, sorted, as one Delta commit.
 
@@ -113,8 +127,7 @@ def forget_rows(open_at: Open, user: str, num_buckets: int) -> int:
         if table is None:
             return 0
         files = layout.in_buckets(layout.files_of(table), [bucket])
-        own = files.filter(layout.at_least("user_id", user) & layout.at_most("user_id", user))
-        rows = _raw(own).filter(pl.col("user_id") == user).select(pl.len()).collect().item() if own.height else 0
+        rows = _own_rows(files, user, num_buckets).height
         if not rows:
             return 0
         kept = _raw(files).filter(pl.col("user_id") != user).collect().sort(_ORDER)
@@ -256,12 +269,39 @@ def _shared(found: pl.DataFrame, like: pl.DataFrame) -> list[str]:
     return [name for name in like.columns if name in found.columns or name == "bucket"]
 
 
-def take_back(table: DeltaTable, gone: pl.DataFrame, restored: pl.DataFrame, told: Retraction) -> None:
+def changed_again(then: DeltaTable | None, now: DeltaTable, commit: int) -> int:
+    """Count the rows that a commit had changed, as the version that it made tells, and a later commit changed since.
+
+    Args:
+        then: Open at the version that the commit made; None: that cannot be told any more, so 0.
+        now: Open at the newest version.
+        commit: The commit.
+    """
+    try:
+        was = changed_rows(then, commit) if then is not None else None
+    except (pl.exceptions.PolarsError, OSError):
+        was = None
+    if was is None or was.is_empty():
+        return 0
+    files = layout.in_buckets(layout.files_of(now), was["bucket"].unique())
+    later = _with_bucket(files.filter(layout.at_least("updated", commit + 1)), pl.col("updated") > commit)
+    return was.join(later, on=list(_KEYS), how="semi").height if later.height else 0
+
+
+def take_back(table: DeltaTable, gone: pl.DataFrame, restored: pl.DataFrame, told: Retraction) -> bool:
     """Remove a commit's rows and restore what it changed, as one Delta commit.
 
-    Raises:
-        CommitFailedError: Another writer was faster; read again, then try again.
+    Returns:
+        False where another writer was faster and nothing was written: read again, then try again.
     """
+    try:
+        _take_back(table, gone, restored, told)
+    except CommitFailedError:
+        return False
+    return True
+
+
+def _take_back(table: DeltaTable, gone: pl.DataFrame, restored: pl.DataFrame, told: Retraction) -> None:
     properties = marks(table, {"kind": "retract", **told.to_json()}, forgets=False)
     if restored.is_empty():
         # without a merge nothing is held in memory, and a file of only this commit just goes
@@ -303,6 +343,16 @@ def _with_bucket(files: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
         _raw(own).filter(wanted).collect().with_columns(pl.lit(bucket, pl.Int32).alias("bucket"))
         for (bucket,), own in files.group_by("bucket", maintain_order=True)
     ]
+    if not parts:  # no file may hold any
+        return pl.DataFrame(
+            schema={
+                "bucket": pl.Int32,
+                "commit": pl.Int64,
+                "event_id": pl.String,
+                "user_id": pl.String,
+                "shown_at": layout.TIME,
+            }
+        )
     return pl.concat([part for part in parts if part.height] or parts[:1], how="diagonal").sort("bucket", *_ORDER)
 
 
