@@ -1,0 +1,271 @@
+"""Rows that leave the event table: a forgotten user's from every version, a retracted commit's into quarantine."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from gr_core.hashing import bucket_of
+from gr_core.lake import tombstones
+from gr_core.lake.events import EventTable, erasure
+from tests.events import CLICK, LIKE, NOON, batch, event, make_config, masks, table
+
+USER, OTHER = "person-7f3a", "u"
+BUCKETS = 4
+
+
+def filled(path: Path, *, neighbours: bool = True) -> EventTable:
+    """Return a table of two commits, three events of the user among others of the same bucket and of others."""
+    config = make_config()
+    events = table(path, config)
+    near = [name for name in map(str, range(99)) if bucket_of(name, BUCKETS) == bucket_of(USER, BUCKETS)][:2]
+    others = [*(near if neighbours else []), OTHER]
+    others = [name for name in others if neighbours or bucket_of(name, BUCKETS) != bucket_of(USER, BUCKETS)]
+    for number in (1, 2):
+        own = [event(f"own-{number}-{place}", USER) for place in range(number)]
+        rest = [event(f"{name}-{number}", name) for name in others]
+        events.ingest(f"2025-06-0{number}", batch(config, *own, *rest), parent=None)
+    return events
+
+
+def forget(events: EventTable, user: str = USER) -> int:
+    """Forget a user as the stage does; return the rows removed."""
+    tombstones.add(events.lake, user, BUCKETS, at_us=1, versions=[])
+    removed = erasure.forget_rows(events.at, user, BUCKETS)
+    erasure.forget_files(events.at, events.uri, user, BUCKETS)
+    return removed
+
+
+def holders(folder: Path, text: str) -> list[str]:
+    """Return the files below a folder that hold a text: in a column of a table, in their bytes, or in their name."""
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if path.suffix == ".parquet":
+            content = repr(pl.read_parquet(path, hive_partitioning=False).to_dicts())
+        elif path.suffix == ".arrow":
+            content = repr(pl.read_ipc(path).to_dicts())
+        else:
+            content = path.read_bytes().decode(errors="replace")
+        if text in content or text in path.name:
+            found.append(path.relative_to(folder).as_posix())
+    return found
+
+
+def test_a_forgotten_user_is_in_no_file(tmp_path: Path) -> None:
+    """Rows go from the newest version, from old versions' files and from what Delta's log says of them."""
+    events = filled(tmp_path)
+    before = events.read(events.delta_version())
+    assert holders(tmp_path, USER)
+
+    assert forget(events) == 3
+
+    assert holders(tmp_path, USER) == []
+    after = events.read(events.delta_version())
+    assert after.equals(before.filter(pl.col("user_id") != USER))
+    assert events.erasures() == 1
+
+
+def test_the_version_is_marked_and_counted(tmp_path: Path) -> None:
+    """One Delta commit removes him, with its number and the rows in its metadata, and nothing of who he was."""
+    events = filled(tmp_path)
+    version = events.delta_version()
+    forget(events)
+
+    assert events.delta_version() == version + 1
+    told = DeltaTable(events.uri).history(1)[0]
+    assert told["daybreak.erasure"] == "1"
+    assert json.loads(told["daybreak.erased"]) == {"kind": "forget", "rows": 3}
+    assert [commit.number for commit in events.commits()] == [1, 2]
+
+
+def test_forgetting_twice_changes_nothing_more(tmp_path: Path) -> None:
+    """The second time finds no row and makes no version; neither does a user who never was."""
+    events = filled(tmp_path)
+    forget(events)
+    version = events.delta_version()
+
+    assert forget(events) == 0
+    assert forget(events, "nobody") == 0
+    assert events.delta_version() == version
+
+
+def test_a_bucket_of_one_user_becomes_empty(tmp_path: Path) -> None:
+    """With nobody else in the bucket its files just go."""
+    events = filled(tmp_path, neighbours=False)
+
+    assert forget(events) == 3
+    assert holders(tmp_path, USER) == []
+    assert USER not in events.read(events.delta_version())["user_id"].to_list()
+
+
+def test_what_a_killed_forgetting_left_is_hidden_and_then_finished(tmp_path: Path) -> None:
+    """From the tombstone on no read shows him, whatever its columns; running it again removes the rest."""
+    events = filled(tmp_path)
+    tombstones.add(events.lake, USER, BUCKETS, at_us=1, versions=[])
+    newest, bucket = events.delta_version(), bucket_of(USER, BUCKETS)
+
+    assert USER not in events.read(newest)["user_id"].to_list()
+    assert not [e for e in events.read(newest, columns=["event_id"])["event_id"] if e.startswith("own")]
+    assert events.read(newest, users=[USER]).is_empty()
+    assert events.read_users(newest, bucket=bucket, users=[USER]).is_empty()
+    since = events.read_since(newest, bucket=bucket, commit_after=0, shown_from_us=None)
+    assert since.height
+    assert USER not in since["user_id"].to_list()
+
+    assert erasure.forget_rows(events.at, USER, BUCKETS) == 3
+    assert holders(tmp_path, USER)  # killed here: old files remain
+    assert forget(events) == 0
+    assert holders(tmp_path, USER) == []
+
+
+def test_a_version_pinned_before_is_read_without_him_and_without_later_nights(tmp_path: Path) -> None:
+    """The forgetting version stands in for it, up to the commit that the pinned one had."""
+    events = filled(tmp_path)
+    first = next(commit for commit in events.commits() if commit.number == 1)
+    before = events.read(first.delta_version)
+    forget(events)
+
+    after = events.read(first.delta_version)
+    assert after.equals(before.filter(pl.col("user_id") != USER))
+    assert events.pin(first) == events.delta_version()
+    read = EventTable(events.uri, events.config, up_to=1).read(events.pin(first))
+    assert read.equals(after)
+
+
+def test_what_comes_after_a_forgetting_is_pinned_as_ever(tmp_path: Path) -> None:
+    """Only versions before the forgetting are read as another one."""
+    events = filled(tmp_path)
+    forget(events)
+    made = events.ingest("2025-06-03", batch(events.config, event("new")), parent=None)
+    events.ingest("2025-06-04", batch(events.config, event("newer")), parent=None)
+
+    assert events.pin(made) == made.delta_version
+    assert sorted(events.read(made.delta_version)["commit"].unique()) == [1, 2, 3]
+
+
+def test_checkpoints_of_the_log_forget_too(tmp_path: Path) -> None:
+    """A checkpoint holds statistics of files; it is made anew, and the table opens at every version."""
+    events = filled(tmp_path)
+    DeltaTable(events.uri).create_checkpoint()
+    assert [name for name in holders(tmp_path, USER) if "checkpoint" in name]
+
+    forget(events)
+
+    assert holders(tmp_path, USER) == []
+    assert [commit.number for commit in events.commits()] == [1, 2]
+    assert DeltaTable(events.uri, version=1).version() == 1
+
+
+def take_back(events: EventTable, commit: int) -> tuple[bool, erasure.Retraction]:
+    """Retract a commit as the stage does."""
+    now, record = events.at(), events.commits()[commit - 1]
+    assert now is not None
+    gone, changed = erasure.retracted_rows(now, commit), erasure.changed_rows(now, commit)
+    restored = erasure.earlier_content(events.at(record.delta_version - 1), changed)
+    again = erasure.changed_again(events.at(record.delta_version), now, commit)
+    told = erasure.Retraction(
+        commit=commit,
+        reason="poison",
+        rows=gone.height,
+        restored=restored.height,
+        kept=changed.height - restored.height + again,
+        earliest_us=None,
+        quarantine="",
+    )
+    return erasure.take_back(now, gone, restored, told), told
+
+
+def late(path: Path) -> EventTable:
+    """Return a table whose second commit has an event of its own and changes two of the first."""
+    config = make_config()
+    events = table(path, config)
+    one = [event("a", "p"), event("b", "q"), event("c", "r", actions=CLICK)]
+    events.ingest("2025-06-01", batch(config, *one), parent=None)
+    two = [event("a", "p", actions=LIKE, like_at=NOON), event("b", "q", actions=CLICK), event("d", "p")]
+    events.ingest("2025-06-02", batch(config, *two), parent=None)
+    return events
+
+
+def test_a_retracted_commit_leaves_the_table_as_it_was_before(tmp_path: Path) -> None:
+    """Its rows go, and what it changed in earlier events is undone, in one Delta commit."""
+    events = late(tmp_path)
+    before = events.read(1)
+
+    done, told = take_back(events, 2)
+
+    assert done
+    assert (told.rows, told.restored, told.kept) == (1, 2, 0)
+    assert events.read(events.delta_version()).equals(before)
+    assert events.erasures() == 1
+    newest = events.at()
+    assert newest is not None
+    assert erasure.retractions(newest) == [told]
+    assert masks(events.read(2))["d"] == (0, 3)  # a pinned version is what it was
+
+
+def test_what_a_later_commit_changed_again_is_kept_and_counted(tmp_path: Path) -> None:
+    """The row's content cannot be told apart any more, so it stays."""
+    events = late(tmp_path)
+    events.ingest("2025-06-03", batch(events.config, event("b", "q", actions=CLICK | LIKE)), parent=None)
+
+    done, told = take_back(events, 2)
+
+    assert done
+    assert (told.rows, told.restored, told.kept) == (1, 1, 1)
+    assert masks(events.read(events.delta_version())) == {"a": (0, 3), "b": (3, 3), "c": (1, 3)}
+
+
+def test_what_is_too_old_to_be_restored_is_kept_and_counted(tmp_path: Path) -> None:
+    """Where vacuum removed the files from before the commit, changed events keep their content."""
+    events = late(tmp_path)
+    DeltaTable(events.uri).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
+    done, told = take_back(events, 2)
+
+    assert done
+    assert (told.rows, told.restored, told.kept) == (1, 0, 2)
+    assert masks(events.read(events.delta_version())) == {"a": (2, 3), "b": (1, 3), "c": (1, 3)}
+
+
+def test_a_commit_that_only_changed_can_be_retracted(tmp_path: Path) -> None:
+    """No row goes, all that it changed is undone."""
+    config = make_config()
+    events = table(tmp_path, config)
+    events.ingest("2025-06-01", batch(config, event("a", "p")), parent=None)
+    before = events.read(1)
+    events.ingest("2025-06-02", batch(config, event("a", "p", actions=CLICK)), parent=None)
+
+    _, told = take_back(events, 2)
+
+    assert (told.rows, told.restored) == (0, 1)
+    assert events.read(events.delta_version()).equals(before)
+
+
+def test_another_writer_in_between_is_noticed(tmp_path: Path) -> None:
+    """The version a removal says it makes is the one it makes, or it is not made."""
+    events = late(tmp_path)
+    stale = events.at()
+    assert stale is not None
+    events.ingest("2025-06-03", batch(events.config, event("x", shown_at=NOON + timedelta(days=1))), parent=None)
+    told = erasure.Retraction(commit=2, reason="r", rows=1, restored=0, kept=0, earliest_us=None, quarantine="")
+
+    gone: Any = erasure.retracted_rows(stale, 2)
+    assert not erasure.take_back(stale, gone, gone.clear(), told)
+    assert events.erasures() == 0
+    assert {"d", "x"} <= set(events.read(events.delta_version())["event_id"])
+
+
+@pytest.mark.parametrize("commit", [7, 0])
+def test_a_commit_without_rows_gives_none(tmp_path: Path, commit: int) -> None:
+    """Asking for what is not there is no error here."""
+    now = late(tmp_path).at()
+    assert now is not None
+
+    assert erasure.retracted_rows(now, commit).is_empty()
+    assert erasure.changed_rows(now, commit).is_empty()
