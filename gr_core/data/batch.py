@@ -89,6 +89,8 @@ class Delivered(Tallied):
     """The files read."""
     file_days: tuple[int, ...] = ()
     """Place in `inputs` of each file's feed day."""
+    newest: int | None = None
+    """The newest shown_at that was read, microseconds since the epoch; None where the batch was made by hand."""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -101,12 +103,20 @@ class Delivered(Tallied):
         """The counts that are known before the parts are gone through."""
         return Tallied(**{name: getattr(self, name) for name in Tallied.__dataclass_fields__})
 
+    def named_files(self) -> tuple[str, ...]:
+        """Return the files that `Part.files` counts through."""
+        return self.uris
+
     def parts(self) -> Iterator[Part]:
         """Go through the buckets that have events, ascending; may be repeated."""
         raise NotImplementedError
 
     def keys(self) -> pl.DataFrame:
-        """Return hash (of event_id, uint64) and bucket of each event, in any order; repeats may still be among them."""
+        """Return each pair of hash (uint64: event_id's without its lowest HASH_BITS bits) and bucket, in any order."""
+        raise NotImplementedError
+
+    def newest_us(self) -> int | None:
+        """Return the newest shown_at in microseconds since the epoch; None without an event."""
         raise NotImplementedError
 
 
@@ -142,8 +152,13 @@ class Batch(Delivered):
         return self.uris or tuple(self.files.unique().sort().to_list())
 
     def keys(self) -> pl.DataFrame:
-        """Return hash (of event_id, uint64) and bucket of each event."""
-        return self.events.select(pl.col("event_id").hash().alias("hash"), "bucket")
+        """Return each pair of hash and bucket."""
+        mark = pl.col("event_id").hash() // (1 << HASH_BITS)
+        return self.events.select(mark.alias("hash"), "bucket").unique()
+
+    def newest_us(self) -> int | None:
+        """Return the newest shown_at in microseconds since the epoch; None without an event."""
+        return newest_us(self.events) if self.newest is None else self.newest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +169,7 @@ class SpilledBatch(Delivered):
     shelf: Shelf
     """Rows that keep the contract, repeats included: `working_schema`."""
     hashes: npt.NDArray[np.uint64]
-    """uint64, sorted: a row's event_id hash with its bucket in the lowest 12 bits."""
+    """uint64, sorted: a row's event_id hash with its bucket in the lowest HASH_BITS bits."""
 
     def parts(self) -> Iterator[Part]:
         """Go through the buckets that have events, ascending."""
@@ -172,33 +187,40 @@ class SpilledBatch(Delivered):
             )
 
     def keys(self) -> pl.DataFrame:
-        """Return hash (of event_id, its lowest 12 bits zero) and bucket of each row."""
-        buckets = (self.hashes & np.uint64(_LOW)).astype(np.int32)
-        return pl.DataFrame({"hash": self.hashes & ~np.uint64(_LOW), "bucket": buckets})
+        """Return each pair of hash and bucket."""
+        pairs = np.unique(self.hashes)
+        return pl.DataFrame(
+            {"hash": pairs >> np.uint64(HASH_BITS), "bucket": (pairs & np.uint64(_LOW)).astype(np.int32)}
+        )
+
+    def newest_us(self) -> int | None:
+        """Return the newest shown_at in microseconds since the epoch; None without an event."""
+        return self.newest
 
     def _across(self) -> pl.DataFrame:
         """Choose the bucket of each event_id that stands under users of several buckets: event_id, bucket."""
-        marks = self.hashes >> np.uint64(_BITS)
+        marks = self.hashes >> np.uint64(HASH_BITS)
         buckets = self.hashes & np.uint64(_LOW)
         again = (marks[1:] == marks[:-1]) & (buckets[1:] != buckets[:-1])
         contested = pl.Series(_HASH, np.unique(marks[1:][again]))
         rows = [self.shelf.schema.to_frame()]
         if not contested.is_empty():
-            mark = pl.col("event_id").hash() // (1 << _BITS)
+            mark = pl.col("event_id").hash() // (1 << HASH_BITS)
             parts = (self.shelf.take(bucket) for bucket in sorted(self.shelf.buckets))
             rows += [unique(part.filter(mark.is_in(contested.implode()))) for part in parts]
         every = pl.concat(rows)
         return unique(every.filter(pl.col("event_id").is_duplicated())).select("event_id", "bucket")
 
 
-_BITS = 12  # a lake has at most 4096 buckets
-_LOW = (1 << _BITS) - 1
+HASH_BITS = 12  # a lake has at most 4096 buckets
+_LOW = (1 << HASH_BITS) - 1
 
 
 def marked(rows: pl.DataFrame) -> npt.NDArray[np.uint64]:
     """Return what `SpilledBatch.hashes` holds of some rows, unsorted."""
     hashes = rows["event_id"].hash().to_numpy() & ~np.uint64(_LOW)
-    return np.bitwise_or(hashes, rows["bucket"].to_numpy().astype(np.uint64))
+    marks: npt.NDArray[np.uint64] = np.bitwise_or(hashes, rows["bucket"].to_numpy().astype(np.uint64))
+    return marks
 
 
 def polars_schema(config: Config) -> pl.Schema:
@@ -243,6 +265,12 @@ def tally(config: Config, rows: int, events: pl.DataFrame) -> Tallied:
         outside_window=int(events[OUTSIDE].sum()),
         bad_action_times=int(events[UNREADABLE].sum()),
     )
+
+
+def newest_us(rows: pl.DataFrame) -> int | None:
+    """Return the newest shown_at of rows in microseconds since the epoch; None without a row."""
+    newest = rows["shown_at"].to_physical().max()
+    return newest if isinstance(newest, int) else None
 
 
 class BucketMap:

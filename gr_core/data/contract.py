@@ -30,6 +30,7 @@ from gr_core.data.batch import (
     SpilledBatch,
     batch_columns,
     marked,
+    newest_us,
     polars_schema,
     tally,
     unique,
@@ -112,6 +113,7 @@ class _Intake:
         self._files: list[SourceFile] = []
         self._file_days: list[int] = []
         self._inputs: dict[str, str] = {}
+        self._newest = 0
         self._forgotten = 0
         self._forgotten_ids = [pl.Series("event_id", dtype=pl.String)]
 
@@ -145,6 +147,7 @@ class _Intake:
         rows = rows.with_columns(self._buckets.of(rows["user_id"])).select(self._shelf.schema.names())
         self._tally.add(rows)
         self._hashes.append(marked(rows))
+        self._newest = max(newest_us(rows) or 0, self._newest)
         self._shelf.add(rows)
 
     def batch(self, day: date) -> Batch | SpilledBatch:
@@ -161,6 +164,7 @@ class _Intake:
             "forgotten": self._forgotten,
             "forgotten_ids": pl.concat(self._forgotten_ids),
             "inputs": self._inputs,
+            "newest": self._newest or None,
             "uris": uris,
             "file_days": tuple(self._file_days),
             **described(config, self._feed, self._files, self._tally),

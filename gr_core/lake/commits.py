@@ -39,6 +39,12 @@ class Commit(Ref):
     """Raw column that the config neither reads nor declares -> files that have it."""
     figures: dict[str, Any] = field(default_factory=dict)
     """What the next days' data checks compare with (`data.checks`), the counts of rows apart."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Feed day (ISO) -> digest of the identity of its files as they were read; restated days first."""
+    numbers: dict[str, list[int]] = field(default_factory=dict)
+    """Restated feed day -> all numbers that its rows came under, this commit's last."""
+    replaced: int = 0
+    """Events of restated days that left the table because they were not delivered again."""
     quarantine: str = ""
     """Quarantine file below the lake's quarantine directory; empty: no row."""
 

@@ -7,7 +7,6 @@ the cap, and counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 import polars as pl
 
@@ -22,7 +21,7 @@ class Updates:
     """What repeats of events in the table change."""
 
     rows: pl.DataFrame
-    """Events that change: ids, times, bucket and commit to find them by, and their new actions, known, action times."""
+    """Events that change: the table's rows with their new actions, known and action times."""
     labels_changed: int
     """Known bits that changed inside the parent's bound, for users that are trained on."""
 
@@ -30,35 +29,6 @@ class Updates:
 def lake_day(zone: str) -> pl.Expr:
     """Return the lake day of `shown_at`."""
     return pl.col("shown_at").dt.convert_time_zone(zone).dt.date().alias("day")
-
-
-def repeated(config: Config, rows: pl.LazyFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Read the table's rows that a batch's events repeat, one an event_id (the newest shown)."""
-    times = [action_time(name) for name in config.source.action_names]
-    rows = rows.select("event_id", "user_id", "shown_at", "actions", "known", *times, "commit", "bucket")
-    if events.is_empty():
-        return rows.head(0).collect()
-    reach = timedelta(days=config.source.dedup_days)
-    low, high = events.select(pl.col("shown_at").min().alias("low"), pl.col("shown_at").max().alias("high")).row(0)
-    near = rows.filter(pl.col("shown_at").is_between(low - reach, high + reach))
-    found = near.join(events.lazy().select("event_id"), on="event_id", how="semi").collect()
-    return found.sort("event_id", "shown_at", "commit").unique("event_id", keep="last", maintain_order=True)
-
-
-def day_counts(config: Config, rows: pl.LazyFrame, inserts: pl.DataFrame) -> pl.DataFrame:
-    """Count the table's events of the batch's users on the batch's lake days."""
-    day = lake_day(config.lake.zone)
-    rows = rows.select("user_id", "shown_at")
-    if inserts.is_empty():
-        rows = rows.head(0)
-    else:
-        low, high = inserts.select(pl.col("shown_at").min().alias("low"), pl.col("shown_at").max().alias("high")).row(0)
-        # a lake day is at most 25 hours long, so every event of the outermost days lies within two days of them
-        reach = timedelta(days=2)
-        rows = rows.filter(pl.col("shown_at").is_between(low - reach, high + reach))
-    pairs = inserts.select("user_id", day).unique().lazy()
-    counted = rows.with_columns(day).join(pairs, on=["user_id", "day"], how="semi")
-    return counted.group_by("user_id", "day").agg(pl.len().alias("count")).collect()
 
 
 def updates(config: Config, old: pl.DataFrame, new: pl.DataFrame, parent: Bound | None) -> Updates:
@@ -93,8 +63,7 @@ def updates(config: Config, old: pl.DataFrame, new: pl.DataFrame, parent: Bound 
     changed = pl.any_horizontal(after[name].ne_missing(pairs[name]) for name in learnt)
     after = after.filter(changed)
     return Updates(
-        # Delta wants every required column in the rows it merges, also where it takes none of them
-        rows=after.select("event_id", "user_id", "item_id", "shown_at", "visible_at", "bucket", "commit", *learnt),
+        rows=after.select(old.columns),
         labels_changed=_supervised(config, after, parent),
     )
 
@@ -105,7 +74,8 @@ def _supervised(config: Config, changed: pl.DataFrame, parent: Bound | None) -> 
     if parent is None or flipped.is_empty():
         return 0
     fraction = config.lake.holdout_fraction
-    trained = pl.Series([not is_holdout(user, fraction) for user in flipped["user_id"]], dtype=pl.Boolean)
+    held = [user for user in flipped["user_id"].unique() if is_holdout(user, fraction)]
+    trained = ~flipped["user_id"].is_in(pl.Series(held, dtype=pl.String).implode())
     flipped = flipped.filter(trained & (flipped["commit"] <= parent.commit))
     shown = pl.col("shown_at").dt.timestamp("us")
     inside = [

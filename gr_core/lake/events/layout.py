@@ -14,10 +14,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from gr_core.config import Config
-from gr_core.data.contract import polars_schema
+from gr_core.data.batch import polars_schema
 from gr_core.lake import store
 
 TIME = pl.Datetime("us", "UTC")
+URI = "\x00uri"  # column that tells a row's file
 FILES = pl.Schema(
     {
         "path": pl.String(),
@@ -70,19 +71,22 @@ def at_most(column: str, value: int | str | pl.Expr) -> pl.Expr:
     return lowest.is_null() | (lowest <= value)
 
 
-def scan(files: pl.DataFrame, config: Config) -> pl.LazyFrame:
-    """Scan chosen files as the config's columns; one that a file does not have is null."""
+def scan(files: pl.DataFrame, config: Config, *, uris: bool = False) -> pl.LazyFrame:
+    """Scan chosen files as the config's columns; one that a file does not have is null. With `uris` URI tells the file."""
     schema = polars_schema(config)
     written = pl.Schema({name: dtype for name, dtype in schema.items() if name != "bucket"})
     parts = [
         pl.scan_parquet(
-            uris,
+            own,
             schema=written,
             missing_columns="insert",
             extra_columns="ignore",
             hive_partitioning=False,
             glob=False,
+            include_file_paths=URI if uris else None,
         ).with_columns(pl.lit(bucket, pl.Int32).alias("bucket"))
-        for bucket, uris in files.group_by("bucket").agg("uri").sort("bucket").iter_rows()
+        for bucket, own in files.group_by("bucket").agg("uri").sort("bucket").iter_rows()
     ]
-    return pl.concat(parts) if parts else schema.to_frame().lazy()
+    names = [*schema.names(), URI] if uris else schema.names()
+    empty = schema.to_frame().with_columns(pl.lit(None, pl.String).alias(URI)).select(names)
+    return pl.concat(parts).select(names) if parts else empty.lazy()

@@ -1,0 +1,234 @@
+"""What one ingestion does to the event table, worked out a bucket at a time.
+
+In: a batch and the table as it is. Out: data files that nobody sees yet (`Writing`), and a `Plan` with the counts.
+A bucket's part of the batch meets the table's rows in its reach and becomes inserts, updates and surplus over the
+daily cap; a restated day's rows that were not delivered again leave. Updates and removals are kept by file, and each
+file they touch is written anew once, so memory is bounded by a bucket and a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from gr_core.config import Config
+from gr_core.data.batch import Batch, Part, SpilledBatch, Tallied, polars_schema
+from gr_core.lake import merging, quarantine
+from gr_core.lake.events import layout, reach
+from gr_core.lake.events.reach import TO, URI
+from gr_core.lake.events.writing import Writing, clusters
+from gr_core.lake.shelf import Shelf
+from gr_core.refs import Bound, Rows
+from gr_core.schema import action_time
+
+_KEY = ("event_id", "commit")
+_HIT = "\x00hit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The commit numbers that an ingestion gives its rows."""
+
+    own: int
+    """Of the night's own feed day, and of the commit; the highest."""
+    days: tuple[int, ...] = ()
+    """One for each of the batch's `inputs`; a restated day has its own, so that it can be restated again."""
+    before: dict[str, list[int]] = field(default_factory=dict)
+    """Restated day -> numbers under which its rows came before."""
+    replaces: bool = False
+    """Whether rows of restated days that are not delivered again leave the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an ingestion does, its rows apart."""
+
+    rows: Rows
+    quarantine: pl.DataFrame
+    updated: int
+    labels_changed: int
+    replaced: int
+    """Rows of restated days that leave the table."""
+    counts: Tallied
+
+
+@dataclass
+class _Sums:
+    committed: int = 0
+    repeats: int = 0
+    updated: int = 0
+    labels_changed: int = 0
+    counts: Tallied = field(default_factory=Tallied)
+    surplus: list[pl.DataFrame] = field(default_factory=list)
+
+
+class Planner:
+    """Works one ingestion out.
+
+    Args:
+        config: The run's config.
+        files: The table's files (`layout.FILES`).
+        batch: What is ingested.
+        numbers: The commit numbers it gives.
+        parent: Watermark of the night's parent; changed labels inside it are counted.
+        writing: Takes the data files.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        files: pl.DataFrame,
+        batch: Batch | SpilledBatch,
+        *,
+        numbers: Numbers,
+        parent: Bound | None,
+        writing: Writing,
+    ) -> None:
+        self._config, self._files, self._batch = config, files, batch
+        self._numbers, self._parent, self._writing = numbers, parent, writing
+        self._newest = batch.newest_us() or 0
+        self._row = pl.Schema({**polars_schema(config), URI: pl.String()})
+        self._changes = Shelf(self._row)
+        self._gone = Shelf(
+            pl.Schema({**{name: self._row[name] for name in _KEY}, URI: pl.String(), "bucket": pl.Int32()})
+        )
+        self._sums = _Sums()
+
+    def plan(self) -> Plan:
+        """Write the data files and return the counts."""
+        near = self._near()
+        if self._numbers.replaces and self._numbers.before:
+            self._find_gone(near)
+        for part in self._batch.parts():
+            self._meet(part, self._old(part, near))
+        for bucket in sorted(self._changes.buckets | self._gone.buckets):
+            self._rewrite(bucket)
+        batch, sums = self._batch, self._sums
+        quarantined = pl.concat([batch.quarantine, *sums.surplus]).sort("reason", "feed", "file", "row")
+        counts = batch.tallied.plus(sums.counts)
+        rows = Rows(
+            read=batch.read,
+            committed=sums.committed,
+            duplicates=counts.duplicates + sums.repeats,
+            quarantined=quarantined.height,
+            forgotten=batch.forgotten,
+        )
+        rows.check()
+        return Plan(
+            rows=rows,
+            quarantine=quarantined,
+            updated=sums.updated,
+            labels_changed=sums.labels_changed,
+            replaced=self._gone.rows,
+            counts=counts,
+        )
+
+    def _near(self) -> Shelf:
+        """Read the table's recent rows that the batch may repeat under any user, by the bucket they are asked for."""
+        found = Shelf(pl.Schema({**self._row, TO: pl.Int32()}), key=TO)
+        if self._files.height and self._batch.newest_us() is not None:
+            for rows in reach.under_any_user(self._files, self._config, self._batch.keys(), self._newest):
+                found.add(rows.select(found.schema.names()))
+        return found
+
+    def _old(self, part: Part, near: Shelf) -> pl.DataFrame:
+        """Return the table's rows that a part's events repeat, one an event_id."""
+        events = part.events
+        old = near.take(part.bucket).drop(TO)
+        late = events.filter(events["shown_at"].to_physical() < reach.recent_from(self._newest))
+        own = layout.in_buckets(self._files, [part.bucket])
+        if late.height and own.height:
+            old = pl.concat([old, reach.under_own_user(own, self._config, late).select(old.columns)])
+        return reach.matched(self._config, events, old, self._newest)
+
+    def _find_gone(self, near: Shelf) -> None:
+        """Find the rows of restated days that the batch does not repeat."""
+        seen = Shelf(pl.Schema({**{name: self._row[name] for name in _KEY}, "bucket": pl.Int32()}))
+        for part in self._batch.parts():
+            seen.add(self._old(part, near).select(seen.schema.names()))
+        for bucket in self._files["bucket"].unique().sort():
+            own = layout.in_buckets(self._files, [bucket])
+            before = reach.of_commits(
+                own, self._config, sorted({n for day in self._numbers.before.values() for n in day})
+            )
+            left = before.join(seen.take(bucket), on=list(_KEY), how="anti", maintain_order="left")
+            self._gone.add(
+                left.with_columns(pl.lit(bucket, pl.Int32).alias("bucket")).select(self._gone.schema.names())
+            )
+
+    def _meet(self, part: Part, old: pl.DataFrame) -> None:
+        """Turn a part into inserts, updates and surplus."""
+        config, events, sums = self._config, part.events, self._sums
+        repeats = events["event_id"].is_in(old["event_id"].implode())
+        learnt = merging.updates(config, old, events.filter(repeats), self._parent)
+        self._changes.add(learnt.rows)
+        inserts, files = events.filter(~repeats), part.files.filter(~repeats)
+        own = layout.in_buckets(self._files, [part.bucket])
+        counts = reach.day_counts(own, config, inserts, self._newest, self._gone.take(part.bucket))
+        fits = merging.capped(config, inserts, counts)
+        if not fits.all():
+            sums.surplus.append(self._surplus(inserts.filter(~fits), files.filter(~fits)))
+            inserts, files = inserts.filter(fits), files.filter(fits)
+        self._insert(part.bucket, inserts, files)
+        sums.committed += inserts.height
+        sums.repeats += int(repeats.sum())
+        sums.updated += learnt.rows.height
+        sums.labels_changed += learnt.labels_changed
+        sums.counts = sums.counts.plus(part.counts)
+
+    def _surplus(self, rows: pl.DataFrame, files: pl.Series) -> pl.DataFrame:
+        uris = pl.Series("file", self._batch.named_files(), dtype=pl.String)
+        return pl.DataFrame(
+            {
+                "reason": pl.repeat("over_daily_cap", rows.height, eager=True, dtype=pl.String),
+                "feed": pl.repeat(self._batch.feed, rows.height, eager=True, dtype=pl.String),
+                "file": uris.gather(files),
+                "row": rows.select(pl.struct(pl.all()).struct.json_encode()).to_series(),
+            },
+            schema=quarantine.SCHEMA,
+        )
+
+    def _insert(self, bucket: int, inserts: pl.DataFrame, files: pl.Series) -> None:
+        """Write new events, with the number of the feed day that they came with."""
+        number = pl.repeat(self._numbers.own, inserts.height, eager=True, dtype=pl.Int64)
+        if len(self._numbers.days) > 1:
+            by_file = pl.Series([self._numbers.days[day] for day in self._batch.file_days], dtype=pl.Int64)
+            number = by_file.gather(files)
+        rows = inserts.with_columns(number.alias("commit"), pl.lit(self._numbers.own, pl.Int64).alias("updated"))
+        for cluster in clusters(rows):
+            self._writing.add(bucket, cluster)
+
+    def _rewrite(self, bucket: int) -> None:
+        """Write the files of a bucket anew whose rows change or leave."""
+        changes, gone = self._changes.take(bucket), self._gone.take(bucket)
+        labels = ["actions", "known", *(action_time(name) for name in self._config.source.action_names)]
+        own = layout.in_buckets(self._files, [bucket])
+        for file in own.iter_rows(named=True):
+            here = pl.col(URI) == file["uri"]
+            new, left = changes.filter(here).select(*_KEY, *labels), gone.filter(here).select(_KEY)
+            if new.is_empty() and left.is_empty():
+                continue
+            rows = pl.read_parquet(file["uri"], hive_partitioning=False, glob=False)
+            rows = rows.with_columns(
+                pl.lit(None, self._row[name]).alias(name) for name in labels if name not in rows.columns
+            ).join(left, on=list(_KEY), how="anti", maintain_order="left")
+            rows = self._changed(rows, new, labels)
+            if rows.height:
+                self._writing.add(bucket, rows)
+            self._writing.remove(file["path"], bucket, file["size"])
+
+    def _changed(self, rows: pl.DataFrame, new: pl.DataFrame, labels: list[str]) -> pl.DataFrame:
+        if new.is_empty():
+            return rows
+        both = rows.join(
+            new.with_columns(pl.lit(value=True).alias(_HIT)),
+            on=list(_KEY),
+            how="left",
+            suffix="_new",
+            maintain_order="left",
+        )
+        hit = pl.col(_HIT).is_not_null()
+        taken = [pl.when(hit).then(f"{name}_new").otherwise(name).alias(name) for name in labels]
+        number = pl.when(hit).then(pl.lit(self._numbers.own, pl.Int64)).otherwise("updated").alias("updated")
+        return both.with_columns(*taken, number).select(rows.columns)

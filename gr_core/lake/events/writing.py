@@ -1,0 +1,164 @@
+"""Data files of the event table: how rows are laid out in them, and the one commit that makes them visible.
+
+Rows lie sorted by (user_id, shown_at, event_id) in small row groups, so that a few users' rows are read without the
+rest, and in one file only with rows of about the same time, so that a file's statistics rule it out: a night's few
+late rows go into a file of their own, and a long history into one file for each span of days.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator
+from io import BytesIO
+
+import polars as pl
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from gr_core.lake import store
+
+logger = logging.getLogger("gr_core.lake.events")
+
+DAY_US = 86_400_000_000
+RECENT_US = 3 * DAY_US  # rows shown earlier than this before a commit's newest are late ones
+SPAN_US = 32 * DAY_US  # of a history in one file
+FILE_ROWS = 2**20
+_FEW_ROWS = 2**15  # late rows that go together, whatever they span
+_ROW_GROUPS = ((2**18, 4096), (FILE_ROWS, 16_384))  # rows of a file up to ..., rows of a row group
+_STATISTICS = ("user_id", "shown_at", "commit", "updated")
+
+
+def clusters(rows: pl.DataFrame, recent_us: int = RECENT_US) -> Iterator[pl.DataFrame]:
+    """Split rows into those that go into one file each, their order kept.
+
+    Args:
+        rows: By (user_id, shown_at, event_id), with shown_at.
+        recent_us: Rows shown up to this long before the newest belong together.
+    """
+    if rows.is_empty():
+        return
+    shown = rows["shown_at"].to_physical()
+    first, newest = shown.min(), shown.max()
+    assert isinstance(first, int)
+    assert isinstance(newest, int)
+    if newest - first <= recent_us:
+        yield from _files(rows)
+        return
+    late = shown < newest - recent_us
+    number = int(late.sum())
+    if number <= max(_FEW_ROWS, rows.height - number):
+        yield from _files(rows.filter(~late))
+        yield from _files(rows.filter(late))
+        return
+    span = (shown // SPAN_US).alias("\x00span")
+    counts = span.value_counts(name="count").sort("\x00span")
+    # neighbouring spans of few rows share a file; one of many has its own
+    small = counts["count"] < _FEW_ROWS
+    runs = counts.with_columns((~small | ~small.shift(1, fill_value=False)).cum_sum().alias("run"))
+    groups = span.to_frame().join(runs, on="\x00span", how="left", maintain_order="left")["run"]
+    for run in groups.unique().sort():
+        yield from _files(rows.filter(groups == run))
+
+
+def _files(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    if rows.height:
+        yield from rows.iter_slices(FILE_ROWS)
+
+
+class Writing:
+    """The files of one Delta version that is not committed yet; nobody sees them before `commit`.
+
+    Args:
+        table: Open at the version that the new one is worked out from.
+        uri: The table.
+        schema: Columns to write; a column that rows do not have is written null.
+    """
+
+    def __init__(self, table: DeltaTable, uri: str, schema: pa.Schema) -> None:
+        self._table, self._uri = table, uri
+        self._schema = pa.schema([field for field in schema if field.name != "bucket"])
+        empty = pl.from_arrow(pa.Table.from_batches([], schema=self._schema))
+        assert isinstance(empty, pl.DataFrame)
+        self._types = empty.schema
+        self._whole = schema
+        self._actions: list[AddAction | RemoveAction] = []
+        self._now_ms = 0
+        self.bytes = 0
+        """Bytes of the files written so far."""
+
+    def add(self, bucket: int, rows: pl.DataFrame, *, data_change: bool = True) -> None:
+        """Write one file of a bucket; rows are by (user_id, shown_at, event_id)."""
+        frame = rows.select(
+            (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
+            for name, dtype in self._types.items()
+        )
+        path = f"bucket={bucket}/{uuid.uuid4().hex}.parquet"  # two writers never meet in a name
+        size, written_ms = self._write(path, frame)
+        self.bytes += size
+        self._actions.append(AddAction(path, size, {"bucket": str(bucket)}, written_ms, data_change, _told(frame)))
+
+    def remove(self, path: str, bucket: int, size: int, *, data_change: bool = True) -> None:
+        """Take a file out of the table."""
+        self._actions.append(RemoveAction(path, data_change, self._stamp(), size, {"bucket": str(bucket)}))
+
+    def commit(self, properties: CommitProperties) -> None:
+        """Make all of it visible as one version.
+
+        Raises:
+            CommitFailedError: Another writer changed the table since; nothing of this is visible.
+        """
+        self._table.create_write_transaction(
+            self._actions, "append", self._whole, ["bucket"], commit_properties=properties
+        )
+
+    def discard(self) -> None:
+        """Delete what was written, after a failure; what a killed process leaves is removed by vacuum."""
+        for action in self._actions:
+            if isinstance(action, AddAction):
+                store.remove(store.join(self._uri, action.path))
+        self._actions = []
+
+    def _write(self, path: str, frame: pl.DataFrame) -> tuple[int, int]:
+        uri = store.join(self._uri, path)
+        groups = next((size for rows, size in _ROW_GROUPS if frame.height <= rows), _ROW_GROUPS[-1][1])
+        if store.is_local(uri):
+            target = store.local_path(uri)
+            with store.writable(uri):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                frame.write_parquet(target, compression="zstd", compression_level=3, row_group_size=groups)
+            stat = target.stat()
+            self._now_ms = stat.st_mtime_ns // 1_000_000
+            return stat.st_size, self._now_ms
+        content = BytesIO()
+        frame.write_parquet(content, compression="zstd", compression_level=3, row_group_size=groups)
+        store.write_bytes(uri, content.getvalue())
+        return content.tell(), self._stamp()
+
+    def _stamp(self) -> int:
+        """Return the moment Delta notes beside an action, for retention: the newest that the table or a file tells."""
+        if not self._now_ms:
+            told = self._table.history(1)
+            self._now_ms = int(told[0].get("timestamp", 0)) if told else 0
+        return self._now_ms
+
+
+def _told(frame: pl.DataFrame) -> str:
+    """Return a file's statistics as Delta keeps them."""
+    named = [name for name in _STATISTICS if name in frame.columns]
+    low, high = (
+        frame.select(getattr(pl.col(name), what)() for name in named).row(0, named=True) for what in ("min", "max")
+    )
+    nulls = {name: int(frame[name].null_count()) for name in named}
+    return json.dumps(
+        {"numRecords": frame.height, "minValues": _plain(low), "maxValues": _plain(high), "nullCount": nulls}
+    )
+
+
+def _plain(values: dict[str, object]) -> dict[str, object]:
+    shown = values.get("shown_at")
+    if shown is None:
+        return values
+    return {**values, "shown_at": shown.isoformat().replace("+00:00", "Z")}  # type: ignore[attr-defined]
