@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 from rich.console import Console
 
+from flows.checking import check
 from flows.servers import end_orphaned_servers
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
@@ -107,6 +108,10 @@ def _parser() -> Parser:
 
     status = commands.add_parser("status", parents=[common], allow_abbrev=False, help="nights, champion and findings")
     status.set_defaults(run=_status)
+
+    look = commands.add_parser("check", parents=[common], allow_abbrev=False, help="a day's raw files, without a night")
+    look.add_argument("--date", type=_day, help="lake day YYYY-MM-DD (default: yesterday in the lake's zone)")
+    look.set_defaults(run=check)
 
     config = commands.add_parser("config", help="the resolved config")
     show = config.add_subparsers(required=True, metavar="ACTION").add_parser(
@@ -233,6 +238,12 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
     if options.run is _config_show:
         Console().print_json(json.dumps(value))
         return
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    if options.run is check:
+        from gr_core.report.checked import render_check
+
+        Console(width=width).print(render_check(value))
+        return
     from gr_core.report.status import render_status
 
     if "forced" in value:
@@ -242,7 +253,6 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
         return
     nights = value.get("nights", [value])
     shown = value if "champion" in value else {"champion": None, "findings": [], "nights": nights}
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
     Console(width=width).print(render_status(shown))
     if store.is_local(home):
         Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim")

@@ -123,23 +123,29 @@ def preflight(config: Config, day: date, *, bootstrap: bool) -> list[SourceFile]
             continue
         found = list_files(config, day, feed)
         if not found:
-            _missing(config, day, feed)
+            missing(config, day, feed)
         _check_feed(config, feed, found)
         files += found
     for table in source.tables:
-        found = list_table(config, day, table)
-        if not found and ("{date}" not in table.path or not snapshots(config, table)):
-            raise DataContractError(
-                f"side table {table.name}: no file matches {store.join(source.root, table.path)}{_rootless(config)}; "
-                f"deliver it or remove the table from source.tables",
-                where=table.path,
-            )
+        found = table_files(config, day, table)
         for file in found:
             schema = rawfile.read_schema(file.uri, table.format, table.types, f"source.tables[{table.name}]")
             for value in expressions.table_values(table):
                 expressions.check_value(value, schema, file.uri, table)
         files += found
     return files
+
+
+def table_files(config: Config, day: date, table: TableConfig) -> list[SourceFile]:
+    """List a side table's files as `list_table` does; DataContractError where it has none for any day."""
+    found = list_table(config, day, table)
+    if not found and ("{date}" not in table.path or not snapshots(config, table)):
+        raise DataContractError(
+            f"side table {table.name}: no file matches {store.join(config.source.root, table.path)}{_rootless(config)}; "
+            f"deliver it or remove the table from source.tables",
+            where=table.path,
+        )
+    return found
 
 
 def feed_schemas(feed: FeedConfig, files: list[SourceFile]) -> list[dict[str, pl.DataType]]:
@@ -178,7 +184,8 @@ def _supported(config: Config) -> None:
         raise ConfigError('source.restate = "replace" is not read yet; set it to "update"', where="source.restate")
 
 
-def _missing(config: Config, day: date, feed: FeedConfig) -> None:
+def missing(config: Config, day: date, feed: FeedConfig) -> None:
+    """Raise DataContractError for a feed without files, or warn where `missing_day` says so."""
     pattern = store.join(config.source.root, feed.path.replace("{date}", day.isoformat()))
     rootless = _rootless(config)
     if feed.role == "bootstrap":

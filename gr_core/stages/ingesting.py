@@ -30,7 +30,7 @@ def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
             DEEP_CHECK_BYTES are read whole, so that damage inside a file is found here too.
         ConfigError: A setting that this release cannot honour.
     """
-    _check_supported(config)
+    check_supported(config)
     config = resolve_root(config, home)
     if config.source.world is not None:
         from gr_core.data import synthetic
@@ -50,7 +50,7 @@ def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
     return files
 
 
-def _check_supported(config: Config) -> None:
+def check_supported(config: Config) -> None:
     """Refuse settings that this release cannot honour, before anything is written."""
     if config.attention.require == "fa3":
         raise ConfigError(

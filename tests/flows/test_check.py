@@ -1,0 +1,63 @@
+"""The `check` command: one object, exit status 2 when not ok, and no home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tests.tiny as tiny
+from flows.cli import main
+
+DAY = str(tiny.FIRST_DAY)
+
+
+def words(config: Path, home: Path, *more: str) -> list[str]:
+    return ["check", "--config", str(config), "--home", str(home), *more]
+
+
+def test_check_prints_one_object_and_makes_no_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0 for a good day, 2 for a bad one; the object has the four keys of example 7."""
+    config, home = tiny.make(tmp_path, days=1), tmp_path / "home"
+
+    assert main(words(config, home, "--date", DAY, "--json")) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert {"ok", "findings", "would_run", "gate_power"} <= value.keys()
+    assert value["gate_power"].keys() == {
+        "nights",
+        "users",
+        "standard_error",
+        "promoted_if_equal",
+        "promoted_if_worse",
+    }
+    assert main(words(config, home, "--date", "2025-07-01", "--json")) == 2
+    value = json.loads(capsys.readouterr().out)
+    assert not value["ok"]
+    assert "day 2025-07-01 is missing" in value["findings"][0]["message"]
+    assert not home.exists()
+
+
+def test_a_person_reads_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns, sample, findings and the power; the logs go elsewhere."""
+    config, home = tiny.make(tmp_path, days=1), tmp_path / "home"
+
+    assert main(words(config, home, "--date", DAY)) == 0
+    shown = capsys.readouterr().out
+    for text in ("user_id", "***", "603", f"{DAY}: ok; a night would run: ingest, sequences", "gate: "):
+        assert text in shown
+
+
+def test_the_embedded_world_is_checked_without_a_home(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next day is made in a scratch folder; files are named where they will be."""
+    monkeypatch.chdir(root)
+    small = ["--set", "source.world.num_users=60", "--set", "source.world.num_items=40"]
+
+    assert main(words(Path("conf/world.toml"), tmp_path / "home", *small, "--json")) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["date"] == "2025-06-01"
+    assert value["sample"][0]["rows"] > 0
+    assert any(found["where"].startswith(f"{tmp_path}/home/raw/impressions/") for found in value["findings"])
+    assert not (tmp_path / "home").exists()
