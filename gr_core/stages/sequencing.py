@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
 from gr_core.config import Config
 from gr_core.data import due, sequences, vocabulary
-from gr_core.hashing import file_sha256, fingerprint, is_holdout
+from gr_core.hashing import file_sha256, fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
+from gr_core.lake.history import HistoryStore
 from gr_core.night import Night, run_stage
 from gr_core.refs import Bound
+from gr_core.stages.gathering import ROLES, Gatherer, Role, history_columns
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["train", "next_day", "holdout"]
-ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
+__all__ = ["ROLES", "Role", "build_bucket", "due_scope", "sequence_rules"]
+
 US = 1_000_000
 
 
@@ -59,30 +61,47 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
     folder = night.uri("sequences", "sequences", f"bucket-{bucket:05d}")
 
     def work() -> dict[str, Any]:
-        events = EventTable(night.table_uri, config).read(bound.delta_version, buckets=[bucket])
-        holdout = _holdout_users(events, config.lake.holdout_fraction)
-        masks = scope.masks(events, holdout)
+        history = history_store(night, bucket)
+        gathered = Gatherer(
+            table=EventTable(night.table_uri, config, up_to=bound.commit),
+            history=history,
+            scope=scope,
+            rules=sequence_rules(config),
+            bucket=bucket,
+            holdout_fraction=config.lake.holdout_fraction,
+        ).gather()
+        events, masks = gathered.rows, gathered.masks
         written: dict[str, pl.DataFrame] = {}
         with store.directory(folder) as path:
             for role in ROLES:
-                users = events.filter(masks[role] != 0)["user_id"].unique()
-                inside = events["user_id"].is_in(users.implode())
-                built = sequences.build_sequences(
-                    events.filter(inside), masks[role].filter(inside), sequence_rules(config)
-                )
+                users = events.filter(pl.col(role) != 0)["user_id"].unique()
+                own = events.filter(pl.col("user_id").is_in(users.implode()))
+                built = sequences.build_sequences(own, own[role], sequence_rules(config))
                 written |= {f"{role}.tokens": built.tokens, f"{role}.segments": built.segments}
-            fresh = events.filter(
-                (pl.col("commit") > scope.parent_commit) & (pl.col("commit") <= bound.commit) & ~holdout
-            )
-            counted = vocabulary.count_ids(fresh, config.model.features, config.vocabulary)
+            counted = vocabulary.count_ids(events.filter("counted"), config.model.features, config.vocabulary)
             written |= {f"{name}.counts": frame for name, frame in counted.items()}
             for name, frame in written.items():
                 frame.write_ipc(path / f"{name}.arrow", compression="uncompressed")
         counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
         digest = fingerprint({name: _frame_digest(frame) for name, frame in written.items()})
-        return {"uri": folder, "counts": counts, "digest": digest, "files": _folder_digest(folder)}
+        gathered.save()
+        moved = {"history_read": gathered.history_bytes(), "history_written": history.bytes_written}
+        sources = {"from_store": gathered.from_store, "from_table": gathered.from_table}
+        result = {"uri": folder, "counts": counts, "digest": digest, "files": _folder_digest(folder)}
+        return {**result, "bytes": moved, "users": sources}
 
     return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=_bucket_intact)
+
+
+def history_store(night: Night, bucket: int) -> HistoryStore:
+    """Return the history store of a bucket of the night's home."""
+    rules = sequence_rules(night.settings)
+    return HistoryStore(history_uri(night.home), bucket, history_columns(rules), rules.max_history)
+
+
+def history_uri(home: str) -> str:
+    """Return where a home's history store lies: derived from the event table, it may be removed at any time."""
+    return store.join(home, "lake", "history")
 
 
 def _frame_digest(frame: pl.DataFrame) -> str:
@@ -111,10 +130,3 @@ def due_scope(night: Night, ingested: dict[str, Any]) -> due.DueScope:
         action_names=tuple(config.source.action_names),
         supervised=config.source.supervised_mask,
     )
-
-
-def _holdout_users(events: pl.DataFrame, fraction: float) -> pl.Series:
-    """Return a boolean per row: its user is evaluated only."""
-    users = events["user_id"].unique()
-    held = pl.Series([user for user in users if is_holdout(user, fraction)], dtype=pl.String)
-    return events["user_id"].is_in(held.implode())

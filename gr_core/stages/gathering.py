@@ -1,0 +1,293 @@
+"""The rows of one bucket that a night's sequences need, at a cost that follows the night.
+
+In: the bounds of the night and the event table at its pinned version. Out: the rows of all users with a target, and what
+brings the history store to that version. What may be a target is read from the table by commit and time; the history
+before it comes from the store, overlaid by what came or changed since. Users of whom the store may hold too little are
+read whole; so is the bucket where there is no parent or no state of the store to start from. Sequences built from these
+rows equal those built from all rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from gr_core.data.due import DueScope
+from gr_core.data.sequences import SequenceRules
+from gr_core.errors import FormatError
+from gr_core.hashing import is_holdout
+from gr_core.lake import history_rows
+from gr_core.lake.events import EventTable
+from gr_core.lake.history import HistoryStore, Snapshot
+from gr_core.lake.history_entries import HistoryColumns, Longs
+from gr_core.refs import NEVER
+from gr_core.schema import action_time
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["train", "next_day", "holdout"]
+ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
+_ORDER = ("user_id", "shown_at", "event_id")
+_IS_TARGET = pl.any_horizontal(pl.col(role) != 0 for role in ROLES)
+_UNMARKED = (*(pl.lit(0, pl.Int32).alias(role) for role in ROLES), pl.lit(value=False).alias("counted"))
+_LATER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """What was gathered of one bucket."""
+
+    fresh: pl.DataFrame
+    """All rows that may be due or new, with the columns of `DueScope.masks`."""
+    holdout: pl.Series
+    """Boolean per row of `fresh`: its user is evaluated only."""
+    masks: dict[str, pl.Series]
+    """`DueScope.masks` of `fresh`."""
+    rows: pl.DataFrame
+    """Rows of the users with a target in any role, and rows that count for the vocabulary, by (user_id, shown_at,
+    event_id); with an Int32 column per role that holds its mask, and `counted` (Boolean). What is neither a target nor
+    counted may lack the features that only targets carry."""
+    save: Callable[[], None]
+    """Brings the history store to the pinned version; called once, when the sequences are written."""
+    history_bytes: Callable[[], int]
+    """Bytes read of the history store so far."""
+    from_store: int
+    """Users whose history came from the store."""
+    from_table: int
+    """Users that were read whole."""
+
+
+def history_columns(rules: SequenceRules) -> HistoryColumns:
+    """Return what the history store keeps for sequences of these rules."""
+    texts = dict.fromkeys(("event_id", "item_id", *rules.item_features, *rules.carry))
+    return HistoryColumns(texts=tuple(texts), times=tuple(action_time(name) for name in rules.action_names))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gatherer:
+    """Gathers the rows of one bucket for one night."""
+
+    table: EventTable
+    history: HistoryStore
+    scope: DueScope
+    rules: SequenceRules
+    bucket: int
+    holdout_fraction: float
+
+    def gather(self) -> Gathered:
+        """Gather from the store and what is recent; from the whole bucket where that cannot be."""
+        version = self.scope.now.delta_version
+        erasures = self.table.erasures(version)
+        snapshot = self.history.snapshot(version, erasures)
+        if snapshot is not None and snapshot.commit > self.scope.now.commit:
+            snapshot = None  # rows were removed since this night ingested: it reads a version with later nights' rows
+        recent = recent_from(self.scope)
+        if snapshot is not None and recent is not None:
+            try:
+                return self._from_store(snapshot, *recent)
+            except FormatError as error:
+                logger.warning("bucket %d: %s; its histories are read from the event table", self.bucket, error)
+                snapshot = None
+        return self._whole(snapshot, erasures)
+
+    def _whole(self, snapshot: Snapshot | None, erasures: int) -> Gathered:
+        """Read the bucket; the store is brought along, or made where there is nothing to start from."""
+        version = self.scope.now.delta_version
+        events = self.table.read(version, buckets=[self.bucket], columns=self._columns)
+        holdout = self._held(events)
+        masks = self.scope.masks(events, holdout)
+        rows = _needed(self._marked(events, masks, holdout))
+        users = rows["user_id"].n_unique()
+
+        def save() -> None:
+            if self.history.newest() > version:
+                return
+            if snapshot is None:
+                self._write_base(erasures, events)
+                return
+            changed = events.filter(_changed(snapshot))["user_id"].unique()
+            touched = events.filter(pl.col("user_id").is_in(changed.implode()))
+            self._advance(snapshot, erasures, touched, np.full(len(changed), NEVER))
+
+        return Gathered(
+            fresh=events,
+            holdout=holdout,
+            masks=masks,
+            rows=rows,
+            save=save,
+            history_bytes=lambda: snapshot.bytes_read if snapshot else 0,
+            from_store=0,
+            from_table=users,
+        )
+
+    def _from_store(self, snapshot: Snapshot, commit: int, shown_from_us: int | None) -> Gathered:
+        """Overlay the store's entries by the rows that came, were shown or changed lately."""
+        version = self.scope.now.delta_version
+        fresh = self.table.read_since(
+            version,
+            bucket=self.bucket,
+            commit_after=min(commit, snapshot.commit),
+            shown_from_us=shown_from_us,
+            updated_after=snapshot.commit,
+            columns=self._columns,
+        )
+        whole: list[str] = []
+        if self.scope.since is None:  # no window yet: all that holdout users ever did is judged
+            users = self.table.read(version, buckets=[self.bucket], columns=["user_id"])["user_id"].unique().sort()
+            whole = [user for user in users if is_holdout(user, self.holdout_fraction)]
+            fresh = self._replaced(fresh, whole)
+        holdout = self._held(fresh)
+        masks = self.scope.masks(fresh, holdout)
+        marked = self._marked(fresh, masks, holdout)
+        changed = fresh.filter(_changed(snapshot))["user_id"].unique().sort()
+        wanted = (
+            marked.filter(_IS_TARGET | pl.col("counted") | pl.col("user_id").is_in(changed.implode()))["user_id"]
+            .unique()
+            .sort()
+        )
+        rows, floors = self._overlaid(snapshot, marked, wanted, whole)
+        short = self._short(rows, floors)
+        rows = self._replaced(rows, short.to_list())
+        floors = floors.with_columns(
+            pl.when(pl.col("user_id").is_in(short.implode())).then(NEVER).otherwise("floor").alias("floor")
+        )
+        replaced = {*short, *wanted.filter(wanted.is_in(whole))}
+        touched = rows.filter(pl.col("user_id").is_in(changed.implode()))
+        known = floors.filter(pl.col("user_id").is_in(changed.implode()))["floor"].to_numpy()
+
+        def save() -> None:
+            if self.history.newest() <= version:
+                self._advance(snapshot, snapshot.erasures, touched, known)
+
+        return Gathered(
+            fresh=fresh,
+            holdout=holdout,
+            masks=masks,
+            rows=_needed(rows),
+            save=save,
+            history_bytes=lambda: snapshot.bytes_read,
+            from_store=floors.height - len(replaced),
+            from_table=len(replaced),
+        )
+
+    def _overlaid(
+        self, snapshot: Snapshot, marked: pl.DataFrame, wanted: pl.Series, whole: list[str]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return all that is known of the wanted users, and their floors (user_id, floor), both sorted."""
+        own = marked.filter(pl.col("user_id").is_in(wanted.implode()))
+        stored = snapshot.read(wanted.filter(~wanted.is_in(whole)))
+        older = stored.rows.join(own.select("event_id"), on="event_id", how="anti")
+        older = older.with_columns(*_UNMARKED)
+        rows = pl.concat([own, older], how="diagonal").sort(_ORDER)
+        floors = wanted.to_frame("user_id").join(stored.floors, on="user_id", how="left")
+        return rows, floors.with_columns(pl.col("floor").fill_null(NEVER)).sort("user_id")
+
+    def _short(self, rows: pl.DataFrame, floors: pl.DataFrame) -> pl.Series:
+        """Return the users of whom too little may be known for their oldest target."""
+        if not (floors["floor"] > NEVER).any():
+            return pl.Series("user_id", [], dtype=pl.String)
+        oldest = rows.filter(_IS_TARGET).group_by("user_id").agg(pl.col("shown_at").dt.timestamp("us").min())
+        asked = floors.join(oldest, on="user_id", how="left").sort("user_id")
+        limits = self.rules.limits
+        short = history_rows.too_short(
+            history_rows.user_rows(rows, self._times),
+            asked["floor"].to_numpy(),
+            asked["shown_at"].fill_null(_LATER).to_numpy(),
+            limits.max_history,
+            min(limits.max_age_us, limits.time_window_us or limits.max_age_us),
+        )
+        return asked["user_id"].filter(pl.Series(short))
+
+    def _replaced(self, rows: pl.DataFrame, users: list[str]) -> pl.DataFrame:
+        """Put all rows that the table has of some users in place of theirs; masks that these rows have stay."""
+        if not users:
+            return rows
+        version = self.scope.now.delta_version
+        read = self.table.read_users(version, bucket=self.bucket, users=users, columns=self._columns)
+        if "counted" in rows.columns:
+            marks = rows.filter(_IS_TARGET | pl.col("counted")).select("event_id", *ROLES, "counted")
+            read = read.join(marks, on="event_id", how="left")
+            read = read.with_columns(pl.col(ROLES).fill_null(0), pl.col("counted").fill_null(value=False))
+        others = rows.filter(~pl.col("user_id").is_in(users))
+        return pl.concat([others, read.select(rows.columns)]).sort(_ORDER)
+
+    def _advance(self, snapshot: Snapshot, erasures: int, touched: pl.DataFrame, floors: Longs) -> None:
+        now = self.scope.now
+        if snapshot.version >= now.delta_version:
+            return
+        kept, capped = self._capped(touched, floors)
+        try:
+            self.history.advance(snapshot, now.delta_version, now.commit, kept, capped)
+        except FormatError as error:
+            logger.warning("bucket %d: %s; its histories are written again", self.bucket, error)
+            events = self.table.read(now.delta_version, buckets=[self.bucket], columns=self._columns)
+            self._write_base(erasures, events)
+
+    def _write_base(self, erasures: int, events: pl.DataFrame) -> None:
+        now = self.scope.now
+        kept, floors = self._capped(events, np.full(events["user_id"].n_unique(), NEVER))
+        self.history.write_base(now.delta_version, now.commit, erasures, kept, floors)
+
+    def _capped(self, rows: pl.DataFrame, floors: Longs) -> tuple[pl.DataFrame, Longs]:
+        recent, now = recent_from(self.scope), self.scope.now
+        start = recent[1] if recent is not None else None
+        if start is None:
+            start = min(now.shown_before_us.values(), default=now.cutoff_us)
+        times = history_rows.user_rows(rows, self._times)
+        keep, floors = history_rows.cap(times, floors, self.rules.max_history, start)
+        return rows.filter(pl.Series(keep)).select(history_columns(self.rules).names), floors
+
+    @property
+    def _times(self) -> tuple[str, ...]:
+        return history_columns(self.rules).times
+
+    @property
+    def _columns(self) -> list[str]:
+        names = (*history_columns(self.rules).names, *self.rules.features, "commit", "updated")
+        return list(dict.fromkeys(names))
+
+    def _marked(self, events: pl.DataFrame, masks: dict[str, pl.Series], holdout: pl.Series) -> pl.DataFrame:
+        fresh = (pl.col("commit") > self.scope.parent_commit) & (pl.col("commit") <= self.scope.now.commit)
+        return events.with_columns(*(masks[role].alias(role) for role in ROLES), counted=fresh & ~holdout)
+
+    def _held(self, events: pl.DataFrame) -> pl.Series:
+        """Return a boolean per row: its user is evaluated only."""
+        users = events["user_id"].unique()
+        held = pl.Series([user for user in users if is_holdout(user, self.holdout_fraction)], dtype=pl.String)
+        return events["user_id"].is_in(held.implode())
+
+
+def recent_from(scope: DueScope) -> tuple[int, int | None] | None:
+    """Return what every row that may be due or new satisfies: a greater commit than the first, or shown at or after the second.
+
+    Holdout users' rows while there is no window yet (`since`) are left to the caller.
+
+    Returns:
+        Commit and time (us; None: no time makes a row due); None where any row may be.
+    """
+    if scope.parent is None or not scope.earlier:
+        return None
+    # what is new lies outside all earlier bounds, so outside the newest of them
+    newest = max(scope.earlier, key=lambda bound: (bound.commit, bound.cutoff_us))
+    bounds = [scope.parent, newest, *([scope.since] if scope.since else [])]
+    bits = [name for bit, name in enumerate(scope.action_names) if scope.supervised >> bit & 1]
+    names = [name for name in bits if name in scope.now.shown_before_us]
+    shown = min((bound.shown_before_us.get(name, NEVER) for bound in bounds for name in names), default=None)
+    if shown is not None and shown <= NEVER:
+        return None
+    return min(bound.commit for bound in bounds), shown
+
+
+def _needed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Keep the rows of users with a target, and those that count."""
+    return rows.filter(_IS_TARGET.any().over("user_id") | pl.col("counted"))
+
+
+def _changed(snapshot: Snapshot) -> pl.Expr:
+    """Return whether a row came or changed after a state of the store."""
+    return (pl.col("commit") > snapshot.commit) | (pl.col("updated") > snapshot.commit)

@@ -1,0 +1,322 @@
+"""What the store and recent rows give equals what the whole bucket gives, for any order of nights, delays and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from gr_core.config import Config
+from gr_core.data import vocabulary
+from gr_core.data.due import DueScope, make_bound
+from gr_core.data.sequences import SequenceRules, build_sequences
+from gr_core.hashing import bucket_of, is_holdout
+from gr_core.lake import history, history_rows
+from gr_core.lake.events import EventTable, erasure
+from gr_core.lake.history import HistoryStore
+from gr_core.refs import NEVER, Bound
+from gr_core.stages.gathering import ROLES, Gatherer, history_columns, recent_from
+from tests.events import batch, event, make_config, table
+from tests.sequences import US
+
+DAY = 86_400
+HELD_OUT = 0.2
+
+
+def rules(**changes: Any) -> SequenceRules:
+    """Return rules under which a few events are more than a target sees."""
+    values: dict[str, Any] = {
+        "action_names": ("click", "like"),
+        "features": ("item_id", "kind", "surface"),
+        "item_features": ("item_id", "kind"),
+        "carry": ("author",),
+        "max_history": 4,
+        "max_targets": 3,
+        "max_age_us": 300 * DAY * US,
+        "token_budget": 64,
+    }
+    return SequenceRules(**{**values, **changes})
+
+
+def moment(second: float) -> datetime:
+    """Return a second of the world as a time."""
+    return datetime.fromtimestamp(second, UTC)
+
+
+@dataclass
+class World:
+    """Random nights on a small table: busy and rare users, late rows, repeats that change actions."""
+
+    folder: Path
+    seed: int
+    rules: SequenceRules
+    bounds: list[Bound] = field(default_factory=list)
+    from_store: int = 0
+    short: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.config: Config = make_config(
+            side=("kind", "surface", "author"), visibility_delay_seconds=0, lake={"num_buckets": 4}
+        )
+        self.table: EventTable = table(self.folder, self.config)
+
+    def night(self, day: int, *, rows: int = 30) -> Bound:
+        """Commit a day's random rows, some of them late or repeated."""
+        rng, new = self.rng, []
+        for number in range(rows):
+            late = int(rng.integers(1, 4)) if rng.random() < 0.15 else 0
+            shown = float((day - late) * DAY + rng.integers(0, 96) * 900)
+            user = f"u{int(rng.integers(0, 3)) if rng.random() < 0.5 else int(rng.integers(0, 25))}"
+            new.append(self.row(f"d{day}-{number}", user, shown))
+        for old in rng.choice(len(self.events), min(5, len(self.events)), replace=False) if self.events else []:
+            was = self.events[int(old)]
+            row = self.row(was["event_id"], was["user_id"], was["shown_at"].timestamp())
+            new.append({**row, "visible_at": was["visible_at"]})
+        self.events += [row for row in new if row["event_id"].startswith(f"d{day}-")]
+        made = self.table.ingest(f"night-{day}", batch(self.config, *new), parent=None)
+        return make_bound(self.config, made.number, (day + 1) * DAY * US, made.delta_version, None)
+
+    def row(self, number: str, user: str, shown: float) -> dict[str, Any]:
+        """Return a random row of a user."""
+        rng = self.rng
+        actions = int(rng.integers(0, 4))
+        side = {name: str(rng.choice(["a", "bb", "ü"])) if rng.random() < 0.8 else None for name in self.sides}
+        after = [int(rng.choice([0, 300, 3600, 2 * DAY])) for _ in range(2)]
+        return event(
+            number,
+            user,
+            actions=actions,
+            known=int(rng.choice([0b11, 0b11, 0b01])) | actions,
+            item_id=f"i{int(rng.integers(0, 9))}",
+            shown_at=moment(shown),
+            visible_at=moment(shown + int(rng.choice([0, 600, 1800]))),
+            click_at=moment(shown + after[0]) if actions & 1 and rng.random() < 0.7 else None,
+            like_at=moment(shown + after[1]) if actions & 2 else None,
+            **side,
+        )
+
+    sides = ("kind", "surface", "author")
+
+    def scope(self, now: Bound, parent: Bound | None, since: Bound | None) -> DueScope:
+        """Return the scope of a night after all earlier ones."""
+        return DueScope(
+            now=now,
+            parent=parent,
+            earlier=tuple(self.bounds),
+            since=since,
+            context_commits=frozenset(),
+            action_names=("click", "like"),
+            supervised=0b11,
+        )
+
+    def store(self, bucket: int) -> HistoryStore:
+        """Return a bucket's store."""
+        columns = history_columns(self.rules)
+        return HistoryStore(str(self.folder / "lake" / "history"), bucket, columns, self.rules.max_history)
+
+    def gatherer(self, scope: DueScope, bucket: int) -> Gatherer:
+        """Return what the stage would gather with."""
+        return Gatherer(
+            table=self.table,
+            history=self.store(bucket),
+            scope=scope,
+            rules=self.rules,
+            bucket=bucket,
+            holdout_fraction=HELD_OUT,
+        )
+
+    def compare(self, scope: DueScope) -> None:
+        """Gather every bucket, compare all sequences and masks with those of all its rows, and save the store."""
+        for bucket in range(4):
+            gathered = self.gatherer(scope, bucket).gather()
+            everything = self.table.read(scope.now.delta_version, buckets=[bucket])
+            held = pl.Series([is_holdout(user, HELD_OUT) for user in everything["user_id"]], dtype=pl.Boolean)
+            masks = scope.masks(everything, held)
+            fresh = (pl.col("commit") > scope.parent_commit) & (pl.col("commit") <= scope.now.commit)
+            marked = everything.with_columns(*(masks[role].alias(role) for role in ROLES), counted=fresh & ~held)
+            assert_equal(built(gathered.rows, self.rules), built(marked, self.rules))
+            for name, mask in masks.items():
+                assert int((gathered.masks[name] != 0).sum()) == int((mask != 0).sum())
+            gathered.save()
+            self.from_store += gathered.from_store
+            if scope.since is not None and gathered.from_store:
+                self.short += gathered.from_table
+
+    def advance(self, day: int, parent: Bound | None, since: Bound | None) -> Bound:
+        """Run a night and compare."""
+        now = self.night(day)
+        self.compare(self.scope(now, parent, since))
+        self.bounds.append(now)
+        return now
+
+
+def built(rows: pl.DataFrame, limits: SequenceRules) -> dict[str, pl.DataFrame]:
+    """Build the sequences of marked rows and count their ids."""
+    made = vocabulary.count_ids(rows.filter("counted"), limits.features, {})
+    for role in ROLES:
+        users = rows.filter(pl.col(role) != 0)["user_id"].unique()
+        own = rows.filter(pl.col("user_id").is_in(users.implode()))
+        found = build_sequences(own, own[role], limits)
+        made |= {f"{role}.tokens": found.tokens, f"{role}.segments": found.segments}
+    return made
+
+
+def assert_equal(found: dict[str, pl.DataFrame], expected: dict[str, pl.DataFrame]) -> None:
+    """Compare all that is written of sequences."""
+    assert found.keys() == expected.keys()
+    assert all(found[name].equals(expected[name]) for name in found)
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"max_history": 2, "time_window_us": 20 * 3600 * US},
+    {"max_history": 6, "max_age_us": 2 * DAY * US},
+    {"max_history": 1, "max_targets": 1},
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sequences_equal_those_of_all_rows(tmp_path: Path, seed: int) -> None:
+    """Random nights with late rows, updates, held challengers, named parents and windows: equal frames each night."""
+    world = World(tmp_path, seed, rules(**VARIANTS[seed]))
+    rng = np.random.default_rng(seed)
+    for day in range(1, 9):
+        past = world.bounds
+        parent = past[-1] if past and rng.random() < 0.6 else (past[int(rng.integers(len(past)))] if past else None)
+        since = past[-3] if len(past) >= 3 else None
+        world.advance(day, parent, since)
+
+    assert world.from_store > 30
+    assert world.short > 0
+    if seed == 0:  # a night run again sees the state of its own version or an older one, never a later one
+        world.bounds = past[:5]
+        world.compare(world.scope(past[5], past[4], past[2]))
+
+
+def busy(tmp_path: Path, nights: int = 4) -> World:
+    """Run nights that all start from the one before, with a window of one night."""
+    world = World(tmp_path, 7, rules())
+    for day in range(1, nights + 1):
+        world.advance(day, world.bounds[-1] if world.bounds else None, world.bounds[-1] if world.bounds else None)
+    return world
+
+
+def files(world: World, pattern: str) -> Iterator[Path]:
+    """Find files of the store."""
+    return (world.folder / "lake" / "history").rglob(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "how"), [("manifest-*", "flipped"), ("*.data", "flipped"), ("*.data", "gone"), ("*.index", "cut")]
+)
+def test_a_damaged_store_is_read_again_from_the_table(tmp_path: Path, pattern: str, how: str) -> None:
+    """A flipped byte, a short file or a missing one: the night's sequences are those of all rows, and so the next's."""
+    world = busy(tmp_path, nights=2)
+    for path in files(world, pattern):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(content if how == "flipped" else content[:-3])
+    store_before = world.from_store
+
+    world.advance(3, world.bounds[-1], world.bounds[-1])
+    assert pattern == "*.data" or world.from_store == store_before
+    world.advance(4, world.bounds[-1], world.bounds[-1])
+
+    assert world.from_store > store_before
+
+
+def test_a_kill_between_generation_and_manifest_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The night is run again from the state before it; what the killed one wrote is swept."""
+    world = busy(tmp_path, nights=2)
+    now = world.night(3)
+    scope = world.scope(now, world.bounds[-1], world.bounds[-1])
+    with monkeypatch.context() as patched:
+        patched.setattr(history.HistoryStore, "_put", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            world.compare(scope)
+    written = {path.name for path in files(world, f"{now.delta_version:020d}*.data")}
+    assert written
+
+    world.compare(scope)
+    world.bounds.append(now)
+
+    named = {path.stem for path in files(world, "*.data")}
+    told = "".join(path.read_text() for path in files(world, "manifest-*"))
+    assert all(name in told for name in named)
+    world.advance(4, now, now)
+
+
+def test_rows_that_left_the_table_are_in_no_history(tmp_path: Path) -> None:
+    """After rows were removed every bucket is read again, and the store is made anew."""
+    world = busy(tmp_path, nights=3)
+    before = world.from_store
+    assert erasure.forget_rows(world.table.at, "u1", 4)
+
+    world.advance(4, world.bounds[-1], world.bounds[-1])
+    assert world.from_store == before
+    world.advance(5, world.bounds[-1], world.bounds[-1])
+
+    assert world.from_store > before
+
+
+def test_a_purged_store_goes_on(tmp_path: Path) -> None:
+    """Where only a forgotten user's rows left and he was purged, no bucket is read again."""
+    world = busy(tmp_path, nights=3)
+    before = world.from_store
+    assert erasure.forget_rows(world.table.at, "u1", 4)
+    own = bucket_of("u1", 4)
+    assert sum(world.store(bucket).purge(["u1"] if bucket == own else [], 1) for bucket in range(4)) > 0
+
+    world.events = [row for row in world.events if row["user_id"] != "u1"]
+    world.advance(4, world.bounds[-1], world.bounds[-1])
+
+    assert world.from_store > before
+
+
+def test_other_rules_make_another_store(tmp_path: Path) -> None:
+    """A night with a longer max_history cannot use entries that were capped for a shorter one."""
+    world = busy(tmp_path, nights=3)
+    before = world.from_store
+    world.rules = rules(max_history=8)
+
+    world.advance(4, world.bounds[-1], world.bounds[-1])
+    assert world.from_store == before
+    world.advance(5, world.bounds[-1], world.bounds[-1])
+
+    assert world.from_store > before
+
+
+def test_an_action_that_a_bound_does_not_name_makes_any_row_recent(tmp_path: Path) -> None:
+    """A newly supervised action is due on all rows: the bucket is read whole."""
+    world = busy(tmp_path, nights=2)
+    now = world.night(3)
+    old = Bound(commit=2, cutoff_us=now.cutoff_us, shown_before_us={"click": 3}, delta_version=now.delta_version)
+
+    assert recent_from(world.scope(now, old, world.bounds[0])) is None
+    assert recent_from(world.scope(now, None, world.bounds[0])) is None
+    assert recent_from(world.scope(now, world.bounds[0], None)) == (1, 2 * DAY * US)
+
+
+def test_entries_keep_what_soon_targets_need() -> None:
+    """All rows since the start of what may be a target and max_history older ones, at least 1.5 times max_history."""
+    newest = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 100, 101], dtype=np.int64)
+    rows = history_rows.UserRows(starts=np.array([0, 10, 12]), visible=newest, newest=newest)
+    never = np.full(2, NEVER)
+
+    keep, floors = history_rows.cap(rows, never, 2, 50)
+    assert (keep.sum(), floors.tolist()) == (3 + 2, [8, NEVER])
+    keep, floors = history_rows.cap(rows, never, 2, 6)
+    assert (keep.sum(), floors.tolist()) == (7 + 2, [4, NEVER])
+    keep, floors = history_rows.cap(rows, np.array([9, 200]), 2, 50)
+    assert (keep.tolist(), floors.tolist()) == ([*[False] * 8, True, True, False, True], [9, 200])
