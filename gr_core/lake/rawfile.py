@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -370,5 +371,8 @@ def _readable(value: object) -> str:
 
 
 def _unreadable(uri: str, form: Format, error: BaseException) -> DataContractError:
-    text = str(error).strip().split("\n", 1)[0]
-    return DataContractError(f"{uri}: cannot be read as {form}: {text}; deliver the file again", where=uri)
+    # the reader quotes what it could not read, which may name a user
+    text = re.split('[`"]', str(error).strip().split("\n", 1)[0])[0].strip(" :")
+    return DataContractError(
+        f"{uri}: cannot be read as {form}: {text or type(error).__name__}; deliver the file again", where=uri
+    )
