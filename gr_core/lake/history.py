@@ -119,22 +119,23 @@ class HistoryStore:
         self._rules = _rules(columns, max_history)
         self.bytes_written = 0
 
-    def newest(self) -> int:
-        """Return the newest version that a usable manifest has; -1 without one."""
-        return next((found.version for found in self._manifests()), -1)
+    def newest(self) -> tuple[int, int]:
+        """Return version and commit of the newest usable manifest; (-1, -1) without one."""
+        return next(((found.version, found.commit) for found in self._manifests()), (-1, -1))
 
-    def snapshot(self, version: int, erasures: int) -> Snapshot | None:
+    def snapshot(self, version: int, commit: int, erasures: int) -> Snapshot | None:
         """Return the newest state at or below a version of the event table.
 
         Args:
             version: The Delta version that the night pinned.
+            commit: The newest commit that the night reads of it.
             erasures: How often rows had been removed by then; a state made of another count is not used.
 
         Returns:
             The state; None: the bucket has to be read.
         """
         for manifest in self._manifests():
-            if manifest.version <= version and manifest.erasures == erasures:
+            if manifest.version <= version and manifest.commit <= commit and manifest.erasures == erasures:
                 return Snapshot(self.folder, manifest, self._columns)
         return None
 
@@ -143,7 +144,7 @@ class HistoryStore:
 
         Args:
             version: The Delta version that was read.
-            commit: The newest commit in it.
+            commit: The newest commit read of it.
             erasures: How often rows had been removed by then.
             rows: The columns' names; rows of a user stand together, already capped.
             floors: One a user, in their order.
@@ -157,7 +158,7 @@ class HistoryStore:
         Args:
             before: The state.
             version: The Delta version to bring it to.
-            commit: The newest commit in it.
+            commit: The newest commit read of it.
             rows: All that entries of the users touched since then shall hold, as for `write_base`.
             floors: One a user, in their order.
 

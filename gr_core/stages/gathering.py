@@ -83,7 +83,7 @@ class Gatherer:
         """Gather from the store and what is recent; from the whole bucket where that cannot be."""
         version = self.scope.now.delta_version
         erasures = self.table.erasures(version)
-        snapshot = self.history.snapshot(version, erasures)
+        snapshot = self.history.snapshot(version, self.scope.now.commit, erasures)
         if snapshot is not None and snapshot.commit > self.scope.now.commit:
             snapshot = None  # rows were removed since this night ingested: it reads a version with later nights' rows
         recent = recent_from(self.scope)
@@ -105,7 +105,7 @@ class Gatherer:
         users = rows["user_id"].n_unique()
 
         def save() -> None:
-            if self.history.newest() > version:
+            if self.history.newest() > self._goal:
                 return
             if snapshot is None:
                 self._write_base(erasures, events)
@@ -161,7 +161,7 @@ class Gatherer:
         known = floors.filter(pl.col("user_id").is_in(changed.implode()))["floor"].to_numpy()
 
         def save() -> None:
-            if self.history.newest() <= version:
+            if self.history.newest() <= self._goal:
                 self._advance(snapshot, snapshot.erasures, touched, known)
 
         return Gathered(
@@ -218,7 +218,7 @@ class Gatherer:
 
     def _advance(self, snapshot: Snapshot, erasures: int, touched: pl.DataFrame, floors: Longs) -> None:
         now = self.scope.now
-        if snapshot.version >= now.delta_version:
+        if (snapshot.version, snapshot.commit) >= self._goal:
             return
         kept, capped = self._capped(touched, floors)
         try:
@@ -241,6 +241,11 @@ class Gatherer:
         times = history_rows.user_rows(rows, self._times)
         keep, floors = history_rows.cap(times, floors, self.rules.max_history, start)
         return rows.filter(pl.Series(keep)).select(history_columns(self.rules).names), floors
+
+    @property
+    def _goal(self) -> tuple[int, int]:
+        """Version and commit that the store is brought to; a night run again never takes it back."""
+        return self.scope.now.delta_version, self.scope.now.commit
 
     @property
     def _times(self) -> tuple[str, ...]:

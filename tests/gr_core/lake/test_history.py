@@ -58,7 +58,7 @@ def floors_of(rows: pl.DataFrame, floor: int = NEVER) -> Any:
 
 def stored(store: HistoryStore, version: int, users: list[str], erasures: int = 0) -> dict[str, Any]:
     """Read users' rows at a version, by user."""
-    snapshot = store.snapshot(version, erasures)
+    snapshot = store.snapshot(version, 99, erasures)
     assert snapshot is not None
     return by_user(snapshot.read(pl.Series(users)).rows)
 
@@ -76,12 +76,12 @@ def test_entries_come_back_as_they_were_written(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     store.write_base(7, 2, 0, rows, np.arange(50))
     long = rows_of(["new", "user 3 é"], rng, clicks=False).with_columns(kind=pl.lit("x" * 70_000))
-    snapshot = store.snapshot(7, 0)
+    snapshot = store.snapshot(7, 99, 0)
     assert snapshot is not None
     store.advance(snapshot, 9, 3, long, floors_of(long))
 
     asked = [*users[::-1], "new", "never seen"]
-    newest = store.snapshot(12, 0)
+    newest = store.snapshot(12, 99, 0)
     assert newest is not None
     found = newest.read(pl.Series(asked))
 
@@ -99,16 +99,17 @@ def test_entries_come_back_as_they_were_written(tmp_path: Path) -> None:
 def test_a_state_is_used_for_its_own_rules_versions_and_erasures_only(tmp_path: Path) -> None:
     """Neither an older version, nor another erasure count, column list or max_history gets a state."""
     store, rows = store_of(tmp_path), rows_of(["a"], np.random.default_rng(1))
-    assert store.snapshot(5, 0) is None
+    assert store.snapshot(5, 99, 0) is None
     store.write_base(7, 2, 1, rows, floors_of(rows))
 
-    assert store.newest() == 7
-    assert store.snapshot(6, 1) is None
-    assert store.snapshot(7, 0) is None
-    assert store.snapshot(7, 1) is not None
-    assert HistoryStore(str(tmp_path), 3, COLUMNS, 5).snapshot(7, 1) is None
+    assert store.newest() == (7, 2)
+    assert store.snapshot(6, 99, 1) is None
+    assert store.snapshot(7, 99, 0) is None
+    assert store.snapshot(7, 99, 1) is not None
+    assert store.snapshot(7, 1, 1) is None
+    assert HistoryStore(str(tmp_path), 3, COLUMNS, 5).snapshot(7, 99, 1) is None
     other = HistoryColumns(texts=("event_id", "item_id"), times=COLUMNS.times)
-    assert HistoryStore(str(tmp_path), 3, other, 4).snapshot(7, 1) is None
+    assert HistoryStore(str(tmp_path), 3, other, 4).snapshot(7, 99, 1) is None
 
 
 def nights(
@@ -121,7 +122,7 @@ def nights(
     newest, touched = by_user(rows), 0
     for version in range(1, count + 1):
         rows = rows_of(sorted(set(touch(rng))), rng, clicks=bool(rng.integers(0, 2)))
-        snapshot = store.snapshot(version, 0)
+        snapshot = store.snapshot(version, 99, 0)
         assert snapshot is not None
         store.advance(snapshot, version, version, rows, floors_of(rows))
         newest |= by_user(rows)
@@ -153,7 +154,7 @@ def test_cleaning_keeps_content_and_bounds_files_and_bytes(tmp_path: Path, monke
 
 def located(store: HistoryStore, users: list[str]) -> list[Any]:
     """Find users in the newest state's generations."""
-    snapshot = store.snapshot(10**6, 0)
+    snapshot = store.snapshot(10**6, 99, 0)
     assert snapshot is not None
     return snapshot.locate(history_entries.keys_of(users))
 
@@ -193,11 +194,11 @@ def test_purged_users_are_in_no_file_and_the_others_stay(tmp_path: Path) -> None
     assert not any(text.encode() in content for text in secret)
     del newest["u007"]
     assert stored(store, 6, [*newest, "u007"], erasures=1) == newest
-    assert store.snapshot(6, 0) is None
+    assert store.snapshot(6, 99, 0) is None
     assert store.purge([], 2) == 0
     assert stored(store, 6, list(newest), erasures=2) == newest
     assert store.purge([], 4) == 0
-    assert store.snapshot(6, 4) is None
+    assert store.snapshot(6, 99, 4) is None
     assert not list(tmp_path.rglob("*.data"))
 
 
@@ -223,7 +224,7 @@ def test_an_empty_bucket_has_a_state(tmp_path: Path) -> None:
     store.write_base(1, 1, 0, none, floors_of(none))
     assert stored(store, 1, ["a"]) == {}
     some = rows_of(["a"], np.random.default_rng(0))
-    snapshot = store.snapshot(2, 0)
+    snapshot = store.snapshot(2, 99, 0)
     assert snapshot is not None
     store.advance(snapshot, 2, 2, some, floors_of(some))
 
@@ -238,7 +239,7 @@ def test_a_flipped_byte_of_an_entry_is_noticed_when_it_is_read(tmp_path: Path) -
     content = path.read_bytes()
     for place in range(0, len(content), 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        snapshot = store.snapshot(1, 0)
+        snapshot = store.snapshot(1, 99, 0)
         assert snapshot is not None
         with pytest.raises(FormatError, match="damaged"):
             snapshot.read(pl.Series(["a", "b"]))
