@@ -33,13 +33,12 @@ class Measured:
     """The child's largest resident set ever (the kernel's VmHWM; pages of mapped files count); 0 where unknown."""
 
 
-def measure(target: str, *, threads: int | None = None, limit_bytes: int | None = None, **arguments: Any) -> Measured:
+def measure(target: str, *, threads: int | None = None, **arguments: Any) -> Measured:
     """Call a function in a fresh process.
 
     Args:
         target: module:function.
         threads: POLARS_MAX_THREADS of the child; None: as here.
-        limit_bytes: Address space that the child may have (RLIMIT_DATA); above it an allocation fails.
         arguments: JSON values.
 
     Raises:
@@ -49,8 +48,6 @@ def measure(target: str, *, threads: int | None = None, limit_bytes: int | None 
     if threads is not None:
         environment["POLARS_MAX_THREADS"] = str(threads)
     command = [sys.executable, "-m", "benchmarks._child", target, "--arguments", json.dumps(arguments)]
-    if limit_bytes is not None:
-        command += ["--limit-bytes", str(limit_bytes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         end = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
@@ -86,12 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks._child")
     parser.add_argument("target")
     parser.add_argument("--arguments", default="{}")
-    parser.add_argument("--limit-bytes", type=int)
     options = parser.parse_args(arguments)
-    if options.limit_bytes is not None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (options.limit_bytes, options.limit_bytes))
     found = call(options.target, json.loads(options.arguments))
     values = {name: getattr(found, name) for name in Measured.__slots__}
     sys.stdout.write(json.dumps(values) + "\n")

@@ -23,6 +23,7 @@ from gr_core.config import Config, parse_config
 FIRST_DAY = date(2024, 1, 1)
 DAY_MS = 86_400_000
 MEAN_SESSION = 8
+ACTIONS = ("click", "like", "watched")
 EVENTS_A_USER = 26.6
 """20 million events of about 752,000 users."""
 _SIGMA = (
@@ -165,6 +166,17 @@ def write_feed(root: Path, feed: Feed, *, nights: int = 1) -> dict[str, int]:
     return found
 
 
+def write(root: str, feed: dict[str, Any], nights: int) -> dict[str, int]:
+    """Write a feed in a child; see `write_feed`."""
+    return write_feed(Path(root), Feed(**feed), nights=nights)
+
+
+def files_of(root: str) -> list[str]:
+    """Return the files of the history and of the first night."""
+    history, nights = (sorted(Path(root).glob(f"{kind}/date=*/*.parquet")) for kind in ("history", "nights"))
+    return [str(file) for file in (*history, *nights[:1])]
+
+
 def config_of(root: Path, feed: Feed, *, bootstrap_due: bool = True, **sections: Mapping[str, Any]) -> Config:
     """Return the config that reads a feed: the history as bootstrap, the nights as events.
 
@@ -192,7 +204,7 @@ def config_of(root: Path, feed: Feed, *, bootstrap_due: bool = True, **sections:
         "source": {
             "root": str(root),
             "visibility_delay_seconds": 60,
-            "actions": [{"name": name} for name in ("click", "like", "watched")],
+            "actions": [{"name": name} for name in ACTIONS],
             "feeds": [history | columns, nights | columns],
         },
         "sequences": {"max_history": 128, "max_targets": 64},
