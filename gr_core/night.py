@@ -15,6 +15,7 @@ from datetime import date as Date
 from typing import Any
 
 from gr_core.config import Config, parse_config
+from gr_core.environment import state_directory
 from gr_core.errors import BoundError, ConfigError, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
@@ -27,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 STAGE_FORMAT = {
     "ingest": 1,
-    "sequences": 1,
-    "vocabulary": 1,
-    "pack": 1,
+    "sequences": 2,
+    "vocabulary": 2,
+    "encode": 1,
+    "pack": 2,
     "train": 1,
     "evaluate": 1,
     "register": 1,
@@ -116,11 +118,12 @@ class Night(Ref):
 
 
 def resolve_root(config: Config, home: str) -> Config:
-    """Return the config with an embedded world's relative source.root below the home."""
+    """Return the config with an embedded world's relative source.root below the home, a remote one's local state."""
     root = config.source.root
     if config.source.world is None or root.startswith("/") or "://" in root:
         return config
-    source = config.source.model_copy(update={"root": store.join(home, root)})
+    below = home if store.is_local(home) else str(state_directory(home))  # any machine can make a world's files again
+    source = config.source.model_copy(update={"root": store.join(below, root)})
     return config.model_copy(update={"source": source})
 
 

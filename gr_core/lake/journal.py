@@ -12,8 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from gr_core.errors import CommitConflict, StoreUnavailable, UsageError
+from gr_core.errors import CommitConflict, UsageError
 from gr_core.lake import store
 from gr_core.lake.entries import (
     KINDS,
@@ -98,7 +97,8 @@ class Journal:
 
     Args:
         uri: Directory of the Delta table; it is created by the first append, never by reading.
-        storage_options: Passed to deltalake (endpoint and credentials of an object store).
+        storage_options: Passed to deltalake; None: those of the environment for an object store, whose conditional
+            put of the next log file is what makes one of two writers lose.
 
     Raises:
         UsageError: The path has characters that Delta Lake cannot have in it.
@@ -107,15 +107,16 @@ class Journal:
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
         self._table_uri = store.delta_uri(uri)
-        self._options = dict(storage_options) if storage_options else None
+        self._options = dict(storage_options) if storage_options else store.storage_options(uri)
 
     def entries(self) -> list[Entry]:
         """Return all entries in order; an empty list, and nothing written, where there is no table.
 
         Raises:
+            ConfigError: Credentials, rights or the bucket of an object store.
             StoreUnavailable: The object store did not answer.
         """
-        with self._answering():
+        with store.answering(self.uri):
             table = self._load()
             return [] if table is None else _read(table)
 
@@ -138,12 +139,13 @@ class Journal:
             UsageError: Unknown kind or empty night.
             JournalMoved: With `expect`, the journal has moved on; nothing is written.
             CommitConflict: Without `expect`, other writers won every attempt.
+            ConfigError: Credentials, rights or the bucket of an object store.
             StoreUnavailable: The object store did not answer.
         """
         if kind not in KINDS or not night:
             raise UsageError(f"journal entry needs a night and a kind of {list(KINDS)}, got {kind!r}, {night!r}")
         text = json.dumps(_plain(payload), sort_keys=True, allow_nan=False)
-        with self._answering():
+        with store.answering(self.uri):
             for attempt in range(_MAX_ATTEMPTS):
                 table = self._load() or self._create()
                 newest = table.transaction_version(APP) or 0
@@ -153,22 +155,13 @@ class Journal:
                         where=self.uri,
                     )
                 entry = Entry(seq=newest + 1, at_us=at_us, kind=kind, night=night, payload=json.loads(text))
-                if _commit(table, entry, text):
+                if self._commit(table, entry, text) or self._is_ours(entry):
                     self._compact(table, entry.seq)
                     return entry
                 time.sleep(min(0.05, 0.002 * attempt))
         raise CommitConflict(
             f"no journal entry could be committed in {_MAX_ATTEMPTS} attempts; stop other writers", where=self.uri
         )
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if store.is_local(self.uri):
-                raise
-            raise StoreUnavailable(f"{self.uri} did not answer: {error}", where=self.uri) from error
 
     def _load(self) -> DeltaTable | None:
         try:
@@ -179,9 +172,31 @@ class Journal:
     def _create(self) -> DeltaTable:
         try:
             return DeltaTable.create(self._table_uri, schema=SCHEMA, storage_options=self._options)
-        except DeltaError:
+        except DeltaError as error:
+            if store.named(self.uri, error) is not None:
+                raise
             # Another process was faster; where it was not, loading names the real trouble.
             return DeltaTable(self._table_uri, storage_options=self._options)
+
+    def _commit(self, table: DeltaTable, entry: Entry, text: str) -> bool:
+        """Write one entry; False where another writer took its number."""
+        row = {"seq": entry.seq, "at_us": entry.at_us, "kind": entry.kind, "night": entry.night, "payload": text}
+        rows = pa.Table.from_pylist([row], schema=SCHEMA)
+        transaction = CommitProperties(app_transactions=[Transaction(APP, entry.seq)])
+        try:
+            write_deltalake(table, rows, mode="append", commit_properties=transaction)
+        except CommitFailedError as error:
+            if store.named(self.uri, error) is not None:
+                raise
+            return False
+        return True
+
+    def _is_ours(self, entry: Entry) -> bool:
+        """Tell whether the entry that took the number is this very one: an object store's answer may get lost."""
+        if store.is_local(self.uri):
+            return False
+        table = self._load()
+        return table is not None and entry in _read(table)
 
     def _compact(self, table: DeltaTable, seq: int) -> None:
         """Merge the small files now and then; contents and order stay, and losing a race is no loss."""
@@ -190,23 +205,14 @@ class Journal:
         try:
             table.update_incremental()
             table.optimize.compact()
-        except DeltaError as error:
-            logger.info("journal %s not compacted this time: %s", self.uri, error)
-
-
-def _commit(table: DeltaTable, entry: Entry, text: str) -> bool:
-    row = {"seq": entry.seq, "at_us": entry.at_us, "kind": entry.kind, "night": entry.night, "payload": text}
-    transaction = CommitProperties(app_transactions=[Transaction(APP, entry.seq)])
-    try:
-        write_deltalake(table, pa.Table.from_pylist([row], schema=SCHEMA), mode="append", commit_properties=transaction)
-    except CommitFailedError:
-        return False
-    return True
+        except (DeltaError, OSError) as error:
+            logger.info("journal %s not compacted this time: %s", self.uri, store.named(self.uri, error) or error)
 
 
 def _read(table: DeltaTable) -> list[Entry]:
     # Not to_pyarrow_table(): with many files its reader threads abort the interpreter at exit (deltalake 1.6.6).
-    files = [pq.ParquetFile(pa.BufferReader(store.read_bytes(store.delta_file(uri)))) for uri in table.file_uris()]
+    contents = store.read_all([store.delta_file(uri) for uri in table.file_uris()])
+    files = [pq.ParquetFile(pa.BufferReader(content)) for content in contents]
     rows = [row for file in files for row in file.read(use_threads=False).to_pylist()]
     rows.sort(key=lambda row: row["seq"])
     return [Entry(**{**row, "payload": json.loads(row["payload"])}) for row in rows]

@@ -1,46 +1,49 @@
-"""One writer a home: a lock that the operating system frees when its holder dies (cases A3, A5, A8).
+"""One writer a home (cases A3, A5, A8): a lock that the operating system frees when its holder dies.
 
-It guards against two starts on one machine. What two machines write is decided by the journal's and the event
-table's compare-and-set; the lock only saves the second one its work.
+A local home is guarded by a file lock, a home on S3 by a lock object with a lease (gr_core.lake.lease), so across
+machines. What two writers write is decided by the journal's and the event table's compare-and-set all the same; the
+lock only saves the second one its work.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from gr_core.lake import store
+from gr_core.lake.lease import Lease
 
+LOCK = "night.lock"
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.02  # a look at the lock, and the moment between taking it and writing one's name, are far shorter
-
-
-def _lock_path(home: str) -> Path:
-    if store.is_local(home):
-        return store.local_path(home) / "night.lock"
-    return Path(tempfile.gettempdir()) / f"daybreak-{hashlib.sha256(home.encode()).hexdigest()[:16]}.lock"
 
 
 @contextlib.contextmanager
 def night_lock(home: str, night: str) -> Iterator[str | None]:
     """Try to take the home's lock for a night, without waiting for another night to end.
 
+    On S3 it may wait to see whether a holder on another machine still lives: seconds, at most the lease.
+
     Yields:
         None when taken (it is freed at the end of the block or of the process); else the night of its holder.
 
     Raises:
         UsageError: Nothing can be written in this home.
+        ConfigError: Credentials, rights or the bucket of a home on S3.
+        StoreUnavailable: The object store did not answer.
     """
-    path = _lock_path(home)
+    if not store.is_local(home):
+        with Lease(store.join(home, LOCK)).taken(night) as holder:
+            yield holder
+        return
+    path = store.local_path(home) / LOCK
     with contextlib.ExitStack() as stack:
         with store.writable(home):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +63,16 @@ def night_lock(home: str, night: str) -> Iterator[str | None]:
             stream.truncate()
 
 
-def running_night(home: str) -> str | None:
-    """Return the night that a live process works on in this home, if any; takes and changes nothing."""
-    path = _lock_path(home)
+def running_night(home: str, *, watch: bool = False) -> str | None:
+    """Return the night that a live process works on in this home, if any; takes and changes nothing.
+
+    Args:
+        home: URI of the home.
+        watch: On S3, wait for a sign of life of a holder on another machine, which may have been killed.
+    """
+    if not store.is_local(home):
+        return Lease(store.join(home, LOCK)).holder(watch=watch)
+    path = store.local_path(home) / LOCK
     if not path.exists():
         return None
     with path.open("r") as stream:

@@ -6,8 +6,9 @@ them fails. Conditional writes (If-None-Match, If-Match) are what makes one of t
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -17,12 +18,18 @@ from typing import Any, TypeVar
 import fsspec
 
 from gr_core import environment
+from gr_core.errors import DaybreakError, StoreUnavailable
 from gr_core.lake import trouble, uris
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 _AT_ONCE = 8  # requests in flight
+_PART = 16 * 2**20  # bytes of one request for a large object
+_ATTEMPTS = 3
+_BROKEN = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")
+# a conditional write that met another writer; NoSuchKey: the object to replace is gone
+_LOST = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey")
 _SHA256 = "sha256"
 _clients: dict[tuple[int, str], Any] = {}
 
@@ -69,6 +76,35 @@ def filesystem() -> Any:
     return _clients[key]
 
 
+@contextlib.contextmanager
+def answering(uri: str) -> Iterator[None]:
+    """Turn an object store's refusal or silence into one named error; all other errors pass as they are.
+
+    Raises:
+        ConfigError: Credentials, rights or the bucket; see trouble.named.
+        StoreUnavailable: The store did not answer.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = trouble.named(uri, error)
+        if told is None:
+            raise
+        if trouble.is_unclear(error):
+            told = _reason(uri) or told
+        raise told from None  # the cause may quote a credential
+
+
+def _reason(uri: str) -> DaybreakError | None:
+    """Ask for a listing, whose refusal says why; None where it is granted."""
+    bucket, key = uris.split_remote(uri)
+    try:
+        filesystem().call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the first error is raised where this has no name
+        return trouble.named(uri, error)
+    return None
+
+
 def listing(uri: str) -> list[Object]:
     """List all objects below a URI, by name; directory markers are left out.
 
@@ -89,7 +125,7 @@ def listing(uri: str) -> list[Object]:
 def _pages(uri: str, bucket: str, prefix: str, most: int = 1000) -> Iterable[dict[str, Any]]:
     following: dict[str, str] = {}
     while True:
-        with trouble.answering(uri):
+        with answering(uri):
             page = filesystem().call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most, **following)
         yield from page.get("Contents", [])
         if not page.get("IsTruncated") or most < 1000:
@@ -106,10 +142,51 @@ def exists(uri: str) -> bool:
 
 
 def read(uri: str) -> bytes:
-    """Return an object's bytes; FileNotFoundError where there is none."""
-    with trouble.answering(uri):
-        content: bytes = filesystem().cat_file(_plain(uri))
-        return content
+    """Return an object's bytes, of one version; FileNotFoundError where there is none.
+
+    One request for a small object: most are. The parts of a large one are read side by side.
+    """
+    for _ in range(_ATTEMPTS):
+        with answering(uri):
+            try:
+                return _read_whole(uri)
+            except OSError as error:
+                code = _error_code(error)
+                if code == "InvalidRange":  # an empty object has no first byte
+                    return b""
+                if code not in ("PreconditionFailed", "412"):
+                    raise
+    raise StoreUnavailable(f"{uri} was overwritten each time it was read; run it again", where=uri)
+
+
+def _read_whole(uri: str) -> bytes:
+    first, answer = _get(uri, Range=f"bytes=0-{_PART - 1}")
+    total, etag = int(answer["ContentRange"].rpartition("/")[2]), answer["ETag"]
+
+    def part(start: int) -> bytes:
+        return _get(uri, Range=f"bytes={start}-{start + _PART - 1}", IfMatch=etag)[0]
+
+    return b"".join([first, *_each(part, range(_PART, total, _PART))])
+
+
+def _get(uri: str, **conditions: str) -> tuple[bytes, dict[str, Any]]:
+    """Return an object's bytes, or the part asked for, and the store's answer; a broken connection is tried again."""
+    bucket, key = uris.split_remote(uri)
+    client = filesystem()
+
+    async def get() -> tuple[bytes, dict[str, Any]]:
+        answer = await client._call_s3("get_object", Bucket=bucket, Key=key, **conditions)
+        async with answer["Body"] as body:
+            return await body.read(), answer
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            found: tuple[bytes, dict[str, Any]] = fsspec.asyn.sync(client.loop, get)
+            return found
+        except Exception as error:
+            if type(error).__name__ not in _BROKEN or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def read_all(wanted: Sequence[str]) -> list[bytes]:
@@ -124,30 +201,34 @@ def read_ranges(uri: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         offset, length = place
         if length <= 0:
             return b""
-        with trouble.answering(uri):
-            content: bytes = filesystem().cat_file(_plain(uri), start=offset, end=offset + length)
-            return content
+        with answering(uri):
+            try:
+                return _get(uri, Range=f"bytes={offset}-{offset + length - 1}")[0]
+            except OSError as error:
+                if _error_code(error) != "InvalidRange":
+                    raise
+                return b""  # it begins at the object's end
 
     return _each(part, ranges)
 
 
 def write(uri: str, content: bytes) -> None:
     """Write an object whole or not at all."""
-    with trouble.answering(uri):
+    with answering(uri):
         filesystem().pipe_file(_plain(uri), content)
 
 
 def remove(uri: str) -> None:
     """Remove an object; nothing happens where there is none."""
     bucket, key = uris.split_remote(uri)
-    with trouble.answering(uri):
+    with answering(uri):
         filesystem().call_s3("delete_object", Bucket=bucket, Key=key)
 
 
 def remove_objects(uri: str, names: Sequence[str]) -> None:
     """Remove the objects of these names below a URI."""
     if names:
-        with trouble.answering(uri):
+        with answering(uri):
             filesystem().rm([_plain(uris.join(uri, name)) for name in names])
 
 
@@ -165,7 +246,7 @@ def put_files(folder: Path, uri: str, files: dict[str, dict[str, Any]]) -> None:
         place, wanted = uris.join(uri, name), files[name]
         if there.get(name) == wanted["size"] and _digest(place) == wanted[_SHA256]:
             return
-        with trouble.answering(place):
+        with answering(place):
             filesystem().put_file(str(folder / name), _plain(place), Metadata={_SHA256: wanted[_SHA256]})
 
     _each(put, sorted(files))
@@ -178,7 +259,7 @@ def get_files(uri: str, names: Sequence[str], folder: Path) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         place = uris.join(uri, name)
-        with trouble.answering(place):
+        with answering(place):
             filesystem().get_file(_plain(place), str(target))
 
     _each(get, names)
@@ -186,11 +267,9 @@ def get_files(uri: str, names: Sequence[str], folder: Path) -> None:
 
 def look(uri: str) -> Seen | None:
     """Return an object with its ETag and its age; None where there is none."""
-    bucket, key = uris.split_remote(uri)
     try:
-        with trouble.answering(uri):
-            answer = filesystem().call_s3("get_object", Bucket=bucket, Key=key)
-            content = fsspec.asyn.sync(filesystem().loop, answer["Body"].read)
+        with answering(uri):
+            content, answer = _get(uri)
     except FileNotFoundError:
         return None
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -205,29 +284,25 @@ def put_if(uri: str, content: bytes, etag: str | None) -> str | None:
     """
     bucket, key = uris.split_remote(uri)
     condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-    try:
-        answer = filesystem().call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)
-    except Exception as error:
-        if _lost(error):
+    with answering(uri):
+        try:
+            answer = filesystem().call_s3("put_object", Bucket=bucket, Key=key, Body=content, **condition)
+        except OSError as error:
+            if _error_code(error) not in _LOST:
+                raise
             return None
-        told = trouble.named(uri, error)
-        if told is None:
-            raise
-        raise told from None
     return str(answer["ETag"])
 
 
-def _lost(error: BaseException) -> bool:
-    """Tell whether a conditional write met another writer: 412, 409, or 404 where the object to replace is gone."""
+def _error_code(error: BaseException) -> str:
     answer = getattr(error.__cause__, "response", None) or {}
-    code = str(answer.get("Error", {}).get("Code", ""))
-    return code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey")
+    return str(answer.get("Error", {}).get("Code", ""))
 
 
 def _digest(uri: str) -> str | None:
     bucket, key = uris.split_remote(uri)
     try:
-        with trouble.answering(uri):
+        with answering(uri):
             found = filesystem().call_s3("head_object", Bucket=bucket, Key=key)
     except FileNotFoundError:
         return None

@@ -7,7 +7,6 @@ not chained: a traceback in a log would print it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import re
 from collections.abc import Iterator
@@ -71,7 +70,7 @@ def named(uri: str, error: BaseException) -> DaybreakError | None:
         ConfigError for what only a person can mend (credentials, rights, a missing bucket), StoreUnavailable for
         what may pass. Neither holds a credential, nor text of the store beyond its error code.
     """
-    if uris.is_local(uri) or isinstance(error, DaybreakError):
+    if uris.scheme(uri) != "s3" or isinstance(error, DaybreakError):
         return None
     chain = list(_chain(error))
     code = next((found for one in chain if (found := _code(one))), None)
@@ -89,21 +88,9 @@ def named(uri: str, error: BaseException) -> DaybreakError | None:
     )
 
 
-@contextlib.contextmanager
-def answering(uri: str) -> Iterator[None]:
-    """Turn an object store's refusal or silence into one named error; all other errors pass as they are.
-
-    Raises:
-        ConfigError: Credentials, rights or the bucket; see `named`.
-        StoreUnavailable: The store did not answer.
-    """
-    try:
-        yield
-    except Exception as error:
-        told = named(uri, error)
-        if told is None:
-            raise
-        raise told from None  # the cause may quote a credential
+def is_unclear(error: BaseException) -> bool:
+    """Tell whether the store gave a bare status: an answer to HEAD has no body that names the reason."""
+    return any(_bare(one) in ("400", "403", "404", "301") for one in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -119,15 +106,18 @@ def _code(error: BaseException) -> str | None:
     """Return the store's error code, from the answer itself or from the text that a library made of it."""
     if type(error).__name__ in _MISSING_CREDENTIALS:
         return "NoCredentials"
-    answer = getattr(error, "response", None)
-    if isinstance(answer, dict):
-        code = str(answer.get("Error", {}).get("Code", ""))
-        return _STATUS.get(code, code) or None
+    if (bare := _bare(error)) is not None:
+        return _STATUS.get(bare, bare)
     text = str(error)
     found = next((match for pattern in _CODES if (match := pattern.search(text))), None)
     if found is not None:
         return _STATUS.get(found.group(1), found.group(1))
     return "NoCredentials" if _NO_CREDENTIALS.search(text) else None
+
+
+def _bare(error: BaseException) -> str | None:
+    answer = getattr(error, "response", None)
+    return str(answer.get("Error", {}).get("Code", "")) or None if isinstance(answer, dict) else None
 
 
 def _of_store(error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from gr_core.errors import FormatError, StoreUnavailable, UsageError
 from gr_core.hashing import file_sha256, fingerprint
+from gr_core.lake import store
 from gr_core.registry import signature
 from gr_core.registry.base import ModelVersion, RunStatus, checkpoint_state, clean_metrics, repair_aliases
 
@@ -202,7 +203,8 @@ class MlflowStore:
                 built = Path(folder) / "model"
                 with _quiet():
                     _build(built, checkpoint, state, run=run, model_id=model.model_id)
-                self._client.log_model_artifacts(model.model_id, str(built))
+                with store.answering(model.artifact_location):
+                    self._client.log_model_artifacts(model.model_id, str(built))
             self._check_upload(model.artifact_location, checkpoint, state)
         except BaseException:
             self._client.finalize_logged_model(model.model_id, "FAILED")
@@ -231,7 +233,8 @@ class MlflowStore:
         scorer = importlib.import_module(LOADER)
         with tempfile.TemporaryDirectory() as folder:
             remote = None if urlsplit(location).scheme in ("", "file") else folder
-            copy = Path(download_artifacts(artifact_uri=location, dst_path=remote, tracking_uri=self.tracking_uri))
+            with store.answering(location):
+                copy = Path(download_artifacts(artifact_uri=location, dst_path=remote, tracking_uri=self.tracking_uri))
             data = copy / "data" / DATA
             manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"]
             for name, expected in manifest.items():

@@ -71,9 +71,9 @@ def score(
         The scores, logits [N, A] over all actions in bit order (0 where an action is not supervised).
     """
     found = scoring.score_pack(
-        store.local_path(checkpoint),
-        store.local_path(pack["uri"]),
-        vocabulary=store.local_path(words["uri"]),
+        store.local_copy(checkpoint),
+        store.local_copy(pack["uri"]),
+        vocabulary=store.local_copy(words["uri"]),
         num_threads=num_threads,
     )
     logits = np.zeros((len(found.labels), len(night.config["source"]["actions"])), np.float32)
@@ -116,7 +116,7 @@ def register(
         models.finish(child, "FINISHED")
         models.log(run, trained["metrics"] | progressive.progressive_keys(evaluated))
         version = models.register(
-            run, store.local_path(trained["uri"]), night=night.key, tags={"digest": trained["digest"]}
+            run, store.local_copy(trained["uri"]), night=night.key, tags={"digest": trained["digest"]}
         )
         _refuse_reused_number(journal.entries(), version, trained["digest"])
         return {"version": version, "mlflow": models.link(run)}
@@ -238,7 +238,7 @@ def score_champion(
     if night.parent is not None and night.parent.version == standing.version:
         return score(night, standing.checkpoint, pack, words, num_threads=2)
     payload = registered(night.journal.entries(), standing.version)
-    own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_path(payload["vocabulary"])).version}
+    own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_copy(payload["vocabulary"])).version}
     name = f"holdout-version-{standing.version}"
     rows = packing.encode_pack(night, ingested, buckets, own, "holdout", name=name)
     return score(night, standing.checkpoint, rows, own, num_threads=2)

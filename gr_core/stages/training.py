@@ -1,8 +1,9 @@
-"""The training stage: a child process on packs, and nothing else."""
+"""The training stage: a child process on local packs, and nothing else; its checkpoint is uploaded afterwards."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gr_core.environment import child_variables
+from gr_core.environment import child_variables, state_directory
 from gr_core.errors import FormatError, TrainingError
 from gr_core.hashing import short
 from gr_core.lake import store
 from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, CheckpointRef
-from gr_core.train.state import verify
+from gr_core.train.state import read_state, verify
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -36,6 +39,8 @@ def train(
 
     Raises:
         TrainingError: The child stopped; its own words.
+        StoreUnavailable: The object store did not answer. A finished checkpoint waits in the home's local state: the
+            next attempt uploads it without training again.
     """
     config = night.settings
     identity = {
@@ -51,9 +56,19 @@ def train(
     folder = night.uri("train", f"checkpoint-{short(wanted)}")
 
     def work() -> dict[str, Any]:
-        run = night.uri("train", "RUN.json")
-        store.write_json(run, _run_file(night, packs, words, folder, wanted))
-        run_training(store.local_path(run), progress, timeout_seconds=config.nightly.stage_timeout_seconds)
+        place = _workplace(night)
+        output = store.local_path(folder) if store.is_local(folder) else place / folder.rpartition("/")[2]
+        resumes = not store.is_local(folder) and night.force != "train"
+        if not (resumes and _is_finished(folder, wanted)):
+            if resumes and _is_finished(str(output), wanted):
+                logger.info("checkpoint %s is trained, its upload broke off; going on with that", output)
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+                run = place / "RUN.json"
+                store.write_json(str(run), _run_file(night, packs, words, output, wanted))
+                run_training(run, progress, timeout_seconds=config.nightly.stage_timeout_seconds)
+            if not store.is_local(folder):
+                store.upload(output, folder)
         state = store.read_json(store.join(folder, "state.json"))
         bound = Bound.from_json(state["watermark"])
         ref = CheckpointRef(uri=folder, digest=state["digest"], step=state["step"], watermark=bound)
@@ -66,38 +81,59 @@ def train(
     return run_stage(night, "train", identity, work, intact=checkpoint_intact)
 
 
+def _workplace(night: Night) -> Path:
+    """Return where RUN.json and the child's log lie: the night's folder, or its like in a remote home's local state."""
+    folder = night.folder("train")
+    if store.is_local(folder):
+        return store.local_path(folder)
+    return state_directory(night.home) / folder.removeprefix(f"{night.home}/")
+
+
+def _is_finished(uri: str, identity: str) -> bool:
+    """Tell whether a checkpoint is complete, undamaged, and made by this very training."""
+    try:
+        checkpoint = store.local_copy(uri)
+        verify(checkpoint)
+    except (FormatError, FileNotFoundError):
+        return False
+    return bool(read_state(checkpoint)["fingerprint"] == identity)
+
+
 def checkpoint_intact(trained: dict[str, Any]) -> bool:
     """Tell whether a training's checkpoint is complete, undamaged, and the one that the result describes."""
     try:
-        verify(store.local_path(trained["uri"]))
+        verify(store.local_copy(trained["uri"]))
         state = store.read_json(store.join(trained["uri"], "state.json"))
     except (FormatError, FileNotFoundError, ValueError):
         return False
     return bool(state["digest"] == trained["digest"])
 
 
-def _run_file(night: Night, packs: dict[str, Any], words: dict[str, Any], output: str, identity: str) -> dict[str, Any]:
-    """Return RUN.json (examples 9)."""
+def _run_file(
+    night: Night, packs: dict[str, Any], words: dict[str, Any], output: Path, identity: str
+) -> dict[str, Any]:
+    """Return RUN.json (examples 9): local paths, relative to its own folder."""
     resolved = night.settings.resolved()
-    described = store.read_json(store.join(words["uri"], "vocabulary.json"))["tables"]
-    here = store.local_path(night.uri("train"))
+    vocabulary = store.local_copy(words["uri"])
+    described = store.read_json(str(vocabulary / "vocabulary.json"))["tables"]
+    here = _workplace(night)
 
-    def relative(uri: str) -> str:
-        return os.path.relpath(store.local_path(uri), here)
+    def relative(path: Path) -> str:
+        return os.path.relpath(path, here)
 
     return {
-        "packs": {"train": relative(packs["train"]["uri"])},
+        "packs": {"train": relative(store.local_copy(packs["train"]["uri"]))},
         "vocabulary": {
             name: {
                 "rows": table["rows"],
                 "capacity": table["capacity"],
                 "fallbacks": table["fallbacks"],
-                "path": relative(store.join(words["uri"], f"{name}.arrow")),
+                "path": relative(vocabulary / f"{name}.arrow"),
             }
             for name, table in described.items()
         },
         "vocabulary_version": words["version"],
-        "parent": relative(night.parent.checkpoint) if night.parent else None,
+        "parent": relative(store.local_copy(night.parent.checkpoint)) if night.parent else None,
         "output": relative(output),
         "config": {name: resolved[name] for name in ("model", "train", "pack", "sequences")},
         "fingerprint": identity,
