@@ -116,7 +116,7 @@ class Moved(TypedDict):
 class Retracted(TypedDict):
     """Payload of `retracted`; the entry's night is the one that the commit names."""
 
-    commit: int
+    commits: list[int]  # numbers whose rows were removed
     date: str | None  # lake day, where the operator named one
     reason: str
     rows: int  # moved to quarantine

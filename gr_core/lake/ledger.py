@@ -214,10 +214,15 @@ def nights(entries: Iterable[Entry]) -> dict[str, NightRecord]:
     return records
 
 
+def _said(entry: Entry) -> str:
+    numbers = ", ".join(str(number) for number in entry.payload["commits"])
+    return f"commit {numbers} was retracted: {entry.payload['reason']}"
+
+
 def _retraction_reasons(entry: Entry, owners: dict[int, str]) -> dict[str, str]:
     """Return what a retraction says of each night: the one of the commit, and those whose version it tainted."""
     payload = entry.payload
-    said = f"commit {payload['commit']} was retracted: {payload['reason']}"
+    said = _said(entry)
     told = {owners[v]: f"version {v} is tainted, {said}" for v in payload["tainted"] if v in owners}
     own = told.get(entry.night)
     return {**told, entry.night: f"{said}; its version {own.split()[1]} is tainted" if own else said}
@@ -295,8 +300,7 @@ def _retracted(stack: list[Champion], entry: Entry, known: dict[int, Version], t
     version = entry.payload["next_parent"]
     if version is None or version not in known:
         return []
-    reason = f"commit {entry.payload['commit']} was retracted: {entry.payload['reason']}"
-    return [*_below(clean, version), _champion(known[version], "rollback", (reason,), entry)]
+    return [*_below(clean, version), _champion(known[version], "rollback", (_said(entry),), entry)]
 
 
 def champion(entries: Sequence[Entry]) -> Champion | None:

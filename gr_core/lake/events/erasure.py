@@ -1,7 +1,7 @@
-"""Rows that leave the event table: a forgotten user's for good, a retracted commit's into quarantine.
+"""Versions of the event table that remove rows: how they are marked, and how a user leaves all of them.
 
-Each is one Delta commit that is marked and counted (`MARK`), so that whatever is derived from the table notices.
-No predicate that Delta writes into its log names a user: whole buckets are overwritten, or rows named by a source.
+Each is one Delta commit that is marked and counted (`MARK`), so that whatever is derived from the table notices. Files
+are named one by one, so that no predicate in Delta's log names a user.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from gr_core.errors import CommitConflict
 from gr_core.hashing import bucket_of
 from gr_core.lake import store
 from gr_core.lake.events import layout
-from gr_core.refs import Ref
+from gr_core.lake.events.writing import Writing
 
 logger = logging.getLogger("gr_core.lake.events")
 
@@ -34,29 +33,8 @@ ERASED_AT = "erased-at"  # app transaction: the newest version that removed rows
 FORGOTTEN_AT = "forgotten-at"  # the newest that removed a forgotten user's rows: older ones have lost files
 _INGEST = "ingest"
 _ATTEMPTS = 30
-_WRITER = WriterProperties(compression="ZSTD", compression_level=3)
-_ORDER = ("user_id", "shown_at", "event_id")
-_KEYS = ("bucket", "commit", "event_id")
 
 Open = Callable[[int | None], DeltaTable | None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retraction(Ref):
-    """What taking back one commit did; kept in the metadata of the version that did it."""
-
-    commit: int
-    reason: str
-    rows: int
-    """Events of the commit that were removed."""
-    restored: int
-    """Events of earlier commits that have their content from before the commit again."""
-    kept: int
-    """Events of earlier commits that it had changed and that stay: changed again since, or too old to be restored."""
-    earliest_us: int | None
-    """Earliest shown_at among trained users' events removed or restored; None: no trained user had any."""
-    quarantine: str
-    """Path of the removed rows below the lake's quarantine; empty: no row."""
 
 
 def marks(table: DeltaTable, what: dict[str, Any], *, forgets: bool) -> CommitProperties:
@@ -96,22 +74,30 @@ def readable(open_at: Open, version: int) -> tuple[DeltaTable | None, int | None
 def user_rows(open_at: Open, user: str, num_buckets: int) -> pl.DataFrame:
     """Read commit and shown_at of all rows of a user in the newest version, forgotten or not."""
     table = open_at(None)
-    return _own_rows(layout.FILES.to_frame() if table is None else layout.files_of(table), user, num_buckets)
+    parts = [pl.DataFrame(schema={"commit": pl.Int64(), "shown_at": layout.TIME})]
+    if table is not None:
+        for file in _may_hold(table, user, num_buckets).iter_rows(named=True):
+            rows = pl.scan_parquet(file["uri"], hive_partitioning=False, glob=False)
+            parts.append(rows.filter(pl.col("user_id") == user).select("commit", "shown_at").collect())
+    return pl.concat(parts)
 
 
-def _own_rows(files: pl.DataFrame, user: str, num_buckets: int) -> pl.DataFrame:
-    files = layout.in_buckets(files, [bucket_of(user, num_buckets)])
-    files = files.filter(layout.at_least("user_id", user) & layout.at_most("user_id", user))
-    if files.is_empty():
-        return pl.DataFrame(schema={"commit": pl.Int64, "shown_at": layout.TIME})
-    return _raw(files).filter(pl.col("user_id") == user).select("commit", "shown_at").collect()
+def _may_hold(table: DeltaTable, user: str, num_buckets: int) -> pl.DataFrame:
+    files = layout.in_buckets(layout.files_of(table), [bucket_of(user, num_buckets)])
+    return files.filter(layout.at_least("user_id", user) & layout.at_most("user_id", user))
 
 
-def forget_rows(open_at: Open, user: str, num_buckets: int) -> int:
-    """Remove a user's rows: his bucket is written anew without them, sorted, as one Delta commit.
+def table_schema(table: DeltaTable) -> pa.Schema:
+    """Return all columns that a table has."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def forget_rows(open_at: Open, uri: str, user: str, num_buckets: int) -> int:
+    """Remove a user's rows: the files that hold him are written anew without them, as one Delta commit.
 
     Args:
         open_at: Opens the table at a version; None: the newest.
+        uri: The table.
         user: The id as the table has it.
         num_buckets: Of the lake.
 
@@ -126,28 +112,25 @@ def forget_rows(open_at: Open, user: str, num_buckets: int) -> int:
         table = open_at(None)
         if table is None:
             return 0
-        files = layout.in_buckets(layout.files_of(table), [bucket])
-        rows = _own_rows(files, user, num_buckets).height
-        if not rows:
+        writing, removed = Writing(table, uri, table_schema(table)), 0
+        for file in _may_hold(table, user, num_buckets).iter_rows(named=True):
+            rows = pl.read_parquet(file["uri"], hive_partitioning=False, glob=False)
+            kept = rows.filter(pl.col("user_id") != user)
+            if kept.height == rows.height:
+                continue
+            removed += rows.height - kept.height
+            writing.remove(file["path"], bucket, file["size"])
+            if kept.height:
+                writing.add(bucket, kept)
+        if not removed:
             return 0
-        kept = _raw(files).filter(pl.col("user_id") != user).collect().sort(_ORDER)
-        properties = marks(table, {"kind": "forget", "rows": rows}, forgets=True)
         try:
-            if kept.is_empty():
-                table.delete(f"bucket = {bucket}", commit_properties=properties)
-            else:
-                write_deltalake(
-                    table,
-                    _arrow(kept.with_columns(pl.lit(bucket, pl.Int32).alias("bucket")), table),
-                    mode="overwrite",
-                    predicate=f"bucket = {bucket}",
-                    writer_properties=_WRITER,
-                    commit_properties=properties,
-                )
+            writing.commit(marks(table, {"kind": "forget", "rows": removed}, forgets=True))
         except CommitFailedError:
+            writing.discard()
             continue
-        logger.info("%d rows of a forgotten user left the event table", rows)
-        return int(rows)
+        logger.info("%d rows of a forgotten user left the event table", removed)
+        return removed
     raise CommitConflict("other writers won every attempt to forget a user; run it again when they are done")
 
 
@@ -222,152 +205,3 @@ def _scrubbed(line: bytes, user: str, live: set[str]) -> bytes:
         return line
     action["add"] = {**add, "stats": json.dumps({"numRecords": stats.get("numRecords")})}
     return json.dumps(action, separators=(",", ":")).encode()
-
-
-def retracted_rows(table: DeltaTable, commit: int) -> pl.DataFrame:
-    """Read a commit's rows as the newest version has them, all columns, by user and time."""
-    files = layout.files_of(table)
-    may = layout.at_least("commit", commit) & layout.at_most("commit", commit)
-    return _with_bucket(files.filter(may), pl.col("commit") == commit)
-
-
-def changed_rows(table: DeltaTable, commit: int) -> pl.DataFrame:
-    """Read the rows of earlier commits that a commit was the last to change."""
-    files = layout.files_of(table)
-    may = layout.at_least("updated", commit) & layout.at_most("updated", commit)
-    return _with_bucket(files.filter(may), (pl.col("updated") == commit) & (pl.col("commit") < commit))
-
-
-def earlier_content(table: DeltaTable | None, changed: pl.DataFrame) -> pl.DataFrame:
-    """Read rows as an older version has them; those whose files are gone are left out.
-
-    Args:
-        table: Open at the older version; None where it cannot be opened.
-        changed: The rows as they are now.
-    """
-    if table is None or changed.is_empty():
-        return changed.clear()
-    files, parts = layout.files_of(table), [changed.clear()]
-    for (bucket,), own in changed.group_by("bucket", maintain_order=True):
-        wanted = own.select("event_id", "commit")
-        low, high = own["commit"].min(), own["commit"].max()
-        assert isinstance(low, int)
-        assert isinstance(high, int)
-        there = files.filter(
-            (pl.col("bucket") == bucket) & layout.at_least("commit", low) & layout.at_most("commit", high)
-        )
-        try:
-            found = _raw(there).join(wanted.lazy(), on=["event_id", "commit"], how="semi").collect()
-        except (pl.exceptions.PolarsError, OSError) as error:
-            logger.warning("what bucket %s was before cannot be read any more: %s", bucket, type(error).__name__)
-            continue
-        parts.append(found.with_columns(pl.lit(bucket, pl.Int32).alias("bucket")).select(_shared(found, changed)))
-    return pl.concat(parts, how="diagonal")
-
-
-def _shared(found: pl.DataFrame, like: pl.DataFrame) -> list[str]:
-    return [name for name in like.columns if name in found.columns or name == "bucket"]
-
-
-def changed_again(then: DeltaTable | None, now: DeltaTable, commit: int) -> int:
-    """Count the rows that a commit had changed, as the version that it made tells, and a later commit changed since.
-
-    Args:
-        then: Open at the version that the commit made; None: that cannot be told any more, so 0.
-        now: Open at the newest version.
-        commit: The commit.
-    """
-    try:
-        was = changed_rows(then, commit) if then is not None else None
-    except (pl.exceptions.PolarsError, OSError):
-        was = None
-    if was is None or was.is_empty():
-        return 0
-    files = layout.in_buckets(layout.files_of(now), was["bucket"].unique())
-    later = _with_bucket(files.filter(layout.at_least("updated", commit + 1)), pl.col("updated") > commit)
-    return was.join(later, on=list(_KEYS), how="semi").height if later.height else 0
-
-
-def take_back(table: DeltaTable, gone: pl.DataFrame, restored: pl.DataFrame, told: Retraction) -> bool:
-    """Remove a commit's rows and restore what it changed, as one Delta commit.
-
-    Returns:
-        False where another writer was faster and nothing was written: read again, then try again.
-    """
-    try:
-        _take_back(table, gone, restored, told)
-    except CommitFailedError:
-        return False
-    return True
-
-
-def _take_back(table: DeltaTable, gone: pl.DataFrame, restored: pl.DataFrame, told: Retraction) -> None:
-    properties = marks(table, {"kind": "retract", **told.to_json()}, forgets=False)
-    if restored.is_empty():
-        # without a merge nothing is held in memory, and a file of only this commit just goes
-        table.delete(f"commit = {told.commit}", writer_properties=_WRITER, commit_properties=properties)
-        return
-    source = pl.concat(
-        [
-            gone.select(_KEYS).with_columns(pl.lit(value=True).alias("gone")),
-            restored.with_columns(pl.lit(value=False).alias("gone")),
-        ],
-        how="diagonal",
-    )
-    schema = pa.schema(
-        [field.with_nullable(True) for field in pa.schema(table.schema().to_arrow()) if field.name in restored.columns]
-        + [pa.field("gone", pa.bool_())]
-    )
-    places = [f"t.{name} IN ({', '.join(map(str, source[name].unique().sort()))})" for name in ("bucket", "commit")]
-    merger = table.merge(
-        pa.table([source[field.name].to_arrow().cast(field.type) for field in schema], schema=schema),
-        " AND ".join(places + [f"t.{name} = s.{name}" for name in _KEYS]),
-        source_alias="s",
-        target_alias="t",
-        writer_properties=_WRITER,
-        commit_properties=properties,
-    )
-    values = {f"`{name}`": f"s.`{name}`" for name in schema.names if name not in (*_KEYS, "gone")}
-    merger.when_matched_delete("s.gone").when_matched_update(values, predicate="NOT s.gone").execute()
-
-
-def retractions(table: DeltaTable) -> list[Retraction]:
-    """Return what was retracted so far, oldest first; walks the log, for an operator's command."""
-    told = [json.loads(entry[TOLD]) for entry in table.history() if TOLD in entry]
-    return [Retraction.from_json(value) for value in reversed(told) if value.get("kind") == "retract"]
-
-
-def _with_bucket(files: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
-    """Read the wanted rows of chosen files with every column that they have."""
-    parts = [
-        _raw(own).filter(wanted).collect().with_columns(pl.lit(bucket, pl.Int32).alias("bucket"))
-        for (bucket,), own in files.group_by("bucket", maintain_order=True)
-    ]
-    if not parts:  # no file may hold any
-        return pl.DataFrame(
-            schema={
-                "bucket": pl.Int32,
-                "commit": pl.Int64,
-                "event_id": pl.String,
-                "user_id": pl.String,
-                "shown_at": layout.TIME,
-            }
-        )
-    return pl.concat([part for part in parts if part.height] or parts[:1], how="diagonal").sort("bucket", *_ORDER)
-
-
-def _raw(files: pl.DataFrame) -> pl.LazyFrame:
-    """Scan files of one bucket as they are: every column any of them has, forgotten users too, without the bucket."""
-    parts = [pl.scan_parquet(uri, hive_partitioning=False, glob=False) for uri in files["uri"].to_list()]
-    return pl.concat(parts, how="diagonal")
-
-
-def _arrow(frame: pl.DataFrame, table: DeltaTable) -> pa.Table:
-    schema = pa.schema(table.schema().to_arrow())
-    columns = [
-        frame[field.name].to_arrow().cast(field.type)
-        if field.name in frame.columns
-        else pa.nulls(frame.height, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)

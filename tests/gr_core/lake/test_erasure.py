@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import polars as pl
-import pytest
 from deltalake import DeltaTable
 
 from gr_core.hashing import bucket_of
 from gr_core.lake import tombstones
 from gr_core.lake.events import EventTable, erasure
+from gr_core.lake.events.retraction import Asked, Ingestion, Retraction, TakeBack, retractions
 from tests.events import CLICK, LIKE, NOON, batch, event, make_config, masks, table
 
 USER, OTHER = "person-7f3a", "u"
@@ -37,7 +36,7 @@ def filled(path: Path, *, neighbours: bool = True) -> EventTable:
 def forget(events: EventTable, user: str = USER) -> int:
     """Forget a user as the stage does; return the rows removed."""
     tombstones.add(events.lake, user, BUCKETS, at_us=1, versions=[])
-    removed = erasure.forget_rows(events.at, user, BUCKETS)
+    removed = erasure.forget_rows(events.at, events.uri, user, BUCKETS)
     erasure.forget_files(events.at, events.uri, user, BUCKETS)
     return removed
 
@@ -118,7 +117,7 @@ def test_what_a_killed_forgetting_left_is_hidden_and_then_finished(tmp_path: Pat
     assert since.height
     assert USER not in since["user_id"].to_list()
 
-    assert erasure.forget_rows(events.at, USER, BUCKETS) == 3
+    assert erasure.forget_rows(events.at, events.uri, USER, BUCKETS) == 3
     assert holders(tmp_path, USER)  # killed here: old files remain
     assert forget(events) == 0
     assert holders(tmp_path, USER) == []
@@ -162,23 +161,28 @@ def test_checkpoints_of_the_log_forget_too(tmp_path: Path) -> None:
     assert DeltaTable(events.uri, version=1).version() == 1
 
 
-def take_back(events: EventTable, commit: int) -> tuple[bool, erasure.Retraction]:
-    """Retract a commit as the stage does."""
-    now, record = events.at(), events.commits()[commit - 1]
-    assert now is not None
-    gone, changed = erasure.retracted_rows(now, commit), erasure.changed_rows(now, commit)
-    restored = erasure.earlier_content(events.at(record.delta_version - 1), changed)
-    again = erasure.changed_again(events.at(record.delta_version), now, commit)
-    told = erasure.Retraction(
-        commit=commit,
-        reason="poison",
-        rows=gone.height,
-        restored=restored.height,
-        kept=changed.height - restored.height + again,
-        earliest_us=None,
-        quarantine="",
+def asked(events: EventTable, *commits: int) -> Asked:
+    """Ask for all numbers of some ingestions."""
+    whole = tuple(Ingestion.of(one) for one in events.commits() if one.number in commits)
+    return Asked(numbers=frozenset(n for one in whole for n in one.numbers), whole=whole)
+
+
+def attempt(events: EventTable, *commits: int) -> TakeBack:
+    """Return an attempt to retract commits; every user is trained on."""
+    return TakeBack(
+        events.at,
+        events.uri,
+        asked(events, *commits),
+        keep=lambda bucket, rows: f"{bucket}: {' '.join(sorted(rows['event_id']))}",
+        trained=lambda rows: pl.repeat(value=True, n=rows.height, eager=True, dtype=pl.Boolean),
     )
-    return erasure.take_back(now, gone, restored, told), told
+
+
+def take_back(events: EventTable, *commits: int) -> Retraction:
+    """Retract commits."""
+    told = attempt(events, *commits).run("poison")
+    assert told is not None
+    return told
 
 
 def late(path: Path) -> EventTable:
@@ -197,15 +201,16 @@ def test_a_retracted_commit_leaves_the_table_as_it_was_before(tmp_path: Path) ->
     events = late(tmp_path)
     before = events.read(1)
 
-    done, told = take_back(events, 2)
+    told = take_back(events, 2)
 
-    assert done
     assert (told.rows, told.restored, told.kept) == (1, 2, 0)
     assert events.read(events.delta_version()).equals(before)
     assert events.erasures() == 1
     newest = events.at()
     assert newest is not None
-    assert erasure.retractions(newest) == [told]
+    assert retractions(newest) == [told]
+    assert told.earliest_us == {"2": round(NOON.timestamp() * 1e6)}
+    assert [text.partition(": ")[2] for text in told.quarantine] == ["d"]
     assert masks(events.read(2))["d"] == (0, 3)  # a pinned version is what it was
 
 
@@ -214,9 +219,8 @@ def test_what_a_later_commit_changed_again_is_kept_and_counted(tmp_path: Path) -
     events = late(tmp_path)
     events.ingest("2025-06-03", batch(events.config, event("b", "q", actions=CLICK | LIKE)), parent=None)
 
-    done, told = take_back(events, 2)
+    told = take_back(events, 2)
 
-    assert done
     assert (told.rows, told.restored, told.kept) == (1, 1, 1)
     assert masks(events.read(events.delta_version())) == {"a": (0, 3), "b": (3, 3), "c": (1, 3)}
 
@@ -226,9 +230,8 @@ def test_what_is_too_old_to_be_restored_is_kept_and_counted(tmp_path: Path) -> N
     events = late(tmp_path)
     DeltaTable(events.uri).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
 
-    done, told = take_back(events, 2)
+    told = take_back(events, 2)
 
-    assert done
     assert (told.rows, told.restored, told.kept) == (1, 0, 2)
     assert masks(events.read(events.delta_version())) == {"a": (2, 3), "b": (1, 3), "c": (1, 3)}
 
@@ -241,31 +244,75 @@ def test_a_commit_that_only_changed_can_be_retracted(tmp_path: Path) -> None:
     before = events.read(1)
     events.ingest("2025-06-02", batch(config, event("a", "p", actions=CLICK)), parent=None)
 
-    _, told = take_back(events, 2)
+    told = take_back(events, 2)
 
     assert (told.rows, told.restored) == (0, 1)
     assert events.read(events.delta_version()).equals(before)
 
 
-def test_another_writer_in_between_is_noticed(tmp_path: Path) -> None:
-    """The version a removal says it makes is the one it makes, or it is not made."""
+def test_two_commits_are_undone_together(tmp_path: Path) -> None:
+    """What both changed in one event is as before the first of them."""
     events = late(tmp_path)
-    stale = events.at()
-    assert stale is not None
-    events.ingest("2025-06-03", batch(events.config, event("x", shown_at=NOON + timedelta(days=1))), parent=None)
-    told = erasure.Retraction(commit=2, reason="r", rows=1, restored=0, kept=0, earliest_us=None, quarantine="")
+    before = events.read(1)
+    events.ingest("2025-06-03", batch(events.config, event("b", "q", actions=CLICK | LIKE)), parent=None)
 
-    gone: Any = erasure.retracted_rows(stale, 2)
-    assert not erasure.take_back(stale, gone, gone.clear(), told)
+    told = take_back(events, 2, 3)
+
+    assert (told.rows, told.restored, told.kept) == (1, 2, 0)
+    assert events.read(events.delta_version()).equals(before)
+
+
+def test_files_without_such_rows_are_left_alone(tmp_path: Path) -> None:
+    """Only files that hold rows that go or change are written anew, and those of the commit alone just go."""
+    events = late(tmp_path)
+    events.ingest("2025-06-03", batch(events.config, event("x", "p"), event("y", "q")), parent=None)
+    table = events.at()
+    assert table is not None
+    before = set(table.file_uris())
+
+    take_back(events, 3)
+
+    table = events.at()
+    assert table is not None
+    after = set(table.file_uris())
+    assert after < before
+    assert set(events.read(events.delta_version())["event_id"]) == {"a", "b", "c", "d"}
+
+
+def test_rows_stay_in_order_in_their_files(tmp_path: Path) -> None:
+    """Reads of few users skip by it."""
+    events = filled(tmp_path)
+    forget(events)
+    take_back(events, 2)
+
+    table = events.at()
+    assert table is not None
+    for uri in table.file_uris():
+        rows = pl.read_parquet(uri.removeprefix("file://"), hive_partitioning=False)
+        assert rows.equals(rows.sort("user_id", "shown_at", "event_id"))
+
+
+def test_another_writer_in_between_is_noticed(tmp_path: Path) -> None:
+    """The version a removal says it makes is the one it makes, or it is not made, and no file is left."""
+    events = late(tmp_path)
+    stale = attempt(events, 2)
+    events.ingest("2025-06-03", batch(events.config, event("x", shown_at=NOON + timedelta(days=1))), parent=None)
+    files = sorted(tmp_path.rglob("*.parquet"))
+
+    assert stale.run("poison") is None
+    assert sorted(tmp_path.rglob("*.parquet")) == files
     assert events.erasures() == 0
     assert {"d", "x"} <= set(events.read(events.delta_version())["event_id"])
+    assert take_back(events, 2).rows == 1
 
 
-@pytest.mark.parametrize("commit", [7, 0])
-def test_a_commit_without_rows_gives_none(tmp_path: Path, commit: int) -> None:
-    """Asking for what is not there is no error here."""
-    now = late(tmp_path).at()
-    assert now is not None
+def test_nothing_to_take_back_makes_no_version(tmp_path: Path) -> None:
+    """A second time finds no row and nothing changed."""
+    events = late(tmp_path)
+    take_back(events, 2)
+    version = events.delta_version()
 
-    assert erasure.retracted_rows(now, commit).is_empty()
-    assert erasure.changed_rows(now, commit).is_empty()
+    told = take_back(events, 2)
+
+    assert (told.rows, told.restored, told.kept) == (0, 0, 0)
+    assert events.delta_version() == version

@@ -31,7 +31,7 @@ def night(date: str, version: int, parent: int | None, *, decision: str = "promo
 
 
 def retracted(date: str, commit: int, bad: list[int], next_parent: int | None) -> Row:
-    payload = {"commit": commit, "date": date, "reason": "poison", "rows": 1, "restored": 0, "kept": 0}
+    payload = {"commits": [commit], "date": date, "reason": "poison", "rows": 1, "restored": 0, "kept": 0}
     return ("retracted", date, {**payload, "tainted": bad, "previous": None, "next_parent": next_parent})
 
 
