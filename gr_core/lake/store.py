@@ -18,7 +18,8 @@ from typing import Any
 from gr_core.atomic import write_whole
 from gr_core.environment import scan_options, storage_options
 from gr_core.lake import folders, remote
-from gr_core.lake.trouble import answering, named
+from gr_core.lake.remote import answering
+from gr_core.lake.trouble import named
 from gr_core.lake.uris import delta_file, delta_uri, is_local, join, local_path, writable
 
 __all__ = [
