@@ -64,7 +64,10 @@ def cache_bytes() -> int:
 
 
 def storage_options(uri: str) -> dict[str, str] | None:
-    """Return what deltalake needs for an object store beyond AWS_* (which it reads itself); None for local paths."""
+    """Return what deltalake needs for an object store beyond AWS_* (which it reads itself); None for local paths.
+
+    Sets AWS_ALLOW_HTTP for an endpoint without TLS, since Polars reads that from the environment alone.
+    """
     if uris.is_local(uri):
         return None
     options = {
@@ -77,7 +80,7 @@ def storage_options(uri: str) -> dict[str, str] | None:
     if endpoint:
         options["aws_endpoint"] = endpoint
         if endpoint.startswith("http://"):
-            options["allow_http"] = "true"
+            options["allow_http"] = os.environ["AWS_ALLOW_HTTP"] = "true"
     return options
 
 

@@ -402,7 +402,8 @@ def run_stage(
     store.remove(uri)
     started = time.perf_counter()
     try:
-        result = work()
+        with store.answering(night.home):  # also what Polars or MLflow met there
+            result = work()
     except BaseException as error:
         error.add_note(f"{STAGE_NOTE}{name}")
         raise

@@ -105,9 +105,13 @@ def is_complete(uri: str) -> bool:
 
 
 def remove_tree(uri: str) -> None:
-    """Remove a folder: first what makes it one, then the rest."""
+    """Remove a folder, first what makes it one, then the rest; with it this machine's copies of all folders below."""
     remote.remove(uris.join(uri, COMPLETE))
-    remote.remove_objects(uri, [found.name for found in remote.listing(uri)])
+    names = [found.name for found in remote.listing(uri)]
+    remote.remove_objects(uri, names)
+    below = [uris.join(uri, name.removesuffix(f"/{COMPLETE}")) for name in names if name.endswith(f"/{COMPLETE}")]
+    for folder in [uri, *below]:
+        shutil.rmtree(_copies(folder), ignore_errors=True)
 
 
 def _described(folder: Path) -> dict[str, dict[str, Any]]:
@@ -137,9 +141,11 @@ def _files(uri: str, complete: bytes) -> dict[str, dict[str, Any]]:
 
 
 def _entry(uri: str, complete: bytes) -> Path:
-    where = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
-    what = hashlib.sha256(complete).hexdigest()[:16]
-    return environment.cache_directory() / where / what / uri.rstrip("/").rpartition("/")[2]
+    return _copies(uri) / hashlib.sha256(complete).hexdigest()[:16] / uri.rstrip("/").rpartition("/")[2]
+
+
+def _copies(uri: str) -> Path:
+    return environment.cache_directory() / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
 
 
 def _is_whole(entry: Path, files: dict[str, dict[str, Any]]) -> bool:

@@ -7,7 +7,6 @@ not chained: a traceback in a log would print it.
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterator
 
@@ -56,7 +55,6 @@ _NO_CREDENTIALS = re.compile(r"no providers in chain|credential provider was not
 _STORE_WORDS = ("Generic S3 error", "object-store error", "Error performing ", "<Code>", "error occurred (")
 _NOISE = re.compile(r"\x1b\[\d*m|<[^>]*>[^<]*|[\s↳]+")
 _LONGEST = 300
-_OF_THIS_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENOTDIR, errno.EISDIR)
 
 
 def named(uri: str, error: BaseException) -> DaybreakError | None:
@@ -73,12 +71,14 @@ def named(uri: str, error: BaseException) -> DaybreakError | None:
     if uris.scheme(uri) != "s3" or isinstance(error, DaybreakError):
         return None
     chain = list(_chain(error))
+    if not any(_of_store(one) for one in chain):
+        return None
     code = next((found for one in chain if (found := _code(one))), None)
     bucket = uri.removeprefix("s3://").partition("/")[0]
     if code in _REFUSED:
         what, remedy = _REFUSED[code]
         return ConfigError(f"bucket {bucket}: {what} ({code}) for {uri}; {remedy}", where=uri)
-    if isinstance(error, FileNotFoundError) or not any(_of_store(one) for one in chain):
+    if isinstance(error, FileNotFoundError):
         return None
     said = f"{type(error).__name__} {code}" if code else f"{type(error).__name__}: {_short(str(error))}"
     return StoreUnavailable(
@@ -121,9 +121,11 @@ def _bare(error: BaseException) -> str | None:
 
 
 def _of_store(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.filename is None and error.errno not in _OF_THIS_MACHINE
-    return type(error).__module__.partition(".")[0] in _LIBRARIES or any(word in str(error) for word in _STORE_WORDS)
+    return (
+        isinstance(error, TimeoutError | ConnectionError)
+        or type(error).__module__.partition(".")[0] in _LIBRARIES
+        or any(word in str(error) for word in _STORE_WORDS)
+    )
 
 
 def _short(text: str) -> str:

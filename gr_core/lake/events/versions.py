@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from gr_core.config import Config
 from gr_core.errors import ConfigError, FormatError, StoreUnavailable
-from gr_core.lake import quarantine, store
+from gr_core.lake import pending, quarantine, store
 from gr_core.lake.commits import COMMIT_KEY, Commit
 from gr_core.lake.events import erasure
 from gr_core.schema import EVENT_FORMAT, event_schema
@@ -45,10 +45,12 @@ class Versions:
     def __init__(self, uri: str, config: Config, *, up_to: int | None = None) -> None:
         self.uri = uri.rstrip("/")
         self._table_uri = store.delta_uri(self.uri)
+        self._options = store.storage_options(self.uri)
         self.config = config
         self.up_to = up_to
         self.lake = self.uri.rsplit("/", 1)[0]
         self.quarantine_uri = store.join(self.lake, "quarantine")
+        self.pending_uri = store.join(self.lake, "pending")
 
     def exists(self) -> bool:
         """Tell whether the table was ever made (it may still be without a commit)."""
@@ -94,6 +96,12 @@ class Versions:
         found = None if table is None else self._commit(table, commit)
         return quarantine.read(self.quarantine_uri, found.quarantine if found else "")
 
+    def pending(self, commit: int) -> pl.DataFrame:
+        """Return the action rows that wait after a commit (`joining.WAITING`); none for commits the table lacks."""
+        table = self._open()
+        found = None if table is None else self._commit(table, commit)
+        return pending.read(self.pending_uri, found.pending if found else "")
+
     def delivered(self, day: str) -> tuple[str, list[int]]:
         """Tell how a feed day was delivered last: the digest of its files, and all numbers its rows came under.
 
@@ -134,11 +142,11 @@ class Versions:
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
         try:
-            table = DeltaTable(self._table_uri, version=version)
+            with store.answering(self.uri):
+                table = DeltaTable(self._table_uri, version=version, storage_options=self._options)
         except TableNotFoundError:
             return None
         except DeltaError as error:
-            self._unanswered(error)
             if version is not None:
                 raise FormatError(
                     f"{self.uri}: version {version} of the event table cannot be read: {error}", where=self.uri
@@ -175,21 +183,20 @@ class Versions:
                 table.alter.add_columns(list(Schema.from_arrow(gained).fields))
             return table
         try:
-            DeltaTable.create(
-                self._table_uri,
-                event_schema(source.action_names, source.side_features),
-                mode="ignore",
-                partition_by=["bucket"],
-                name="daybreak-events",
-                description=json.dumps({"format": EVENT_FORMAT, "lake": _lake_identity(self.config)}),
-                # nights are found in the log for good, whatever its age
-                configuration={"delta.enableExpiredLogCleanup": "false"},
-            )
+            with store.answering(self.uri):
+                DeltaTable.create(
+                    self._table_uri,
+                    event_schema(source.action_names, source.side_features),
+                    mode="ignore",
+                    partition_by=["bucket"],
+                    name="daybreak-events",
+                    description=json.dumps({"format": EVENT_FORMAT, "lake": _lake_identity(self.config)}),
+                    # nights are found in the log for good, whatever its age
+                    configuration={"delta.enableExpiredLogCleanup": "false"},
+                    storage_options=self._options,
+                )
         except CommitFailedError:
             logger.info("another writer made the event table %s at the same moment", self.uri)
-            raise
-        except DeltaError as error:
-            self._unanswered(error)
             raise
         table = self._open()
         if table is None:
@@ -197,10 +204,10 @@ class Versions:
         return table
 
     def _unanswered(self, error: DeltaError) -> None:
-        if not store.is_local(self.uri):
-            raise StoreUnavailable(
-                f"{self.uri} did not answer: {error}; check endpoint and credentials", where=self.uri
-            ) from error
+        """Raise what an object store refused by its name; nothing happens where it is no trouble of a store's."""
+        told = store.named(self.uri, error)
+        if told is not None:
+            raise told from None  # the cause may quote a credential
 
 
 def _commit_info(uri: str, version: int) -> dict[str, Any]:
