@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date as Date
@@ -128,14 +128,27 @@ def run_data(night: Night, *, workers: int = 1) -> DataResult:
         if not judging.any_due(buckets):
             raise UsageError(f"nothing is due on {night.day}; choose days with events", where=night.date)
         words = _timed(seconds, "vocabulary", lambda: packing.grow_vocabulary(night, buckets))
-        packs: dict[str, Any] = _timed(seconds, "pack", lambda: _packs(night, ingested, buckets, words))
+        encoded = _timed(
+            seconds, "encode", lambda: mapped(lambda b: packing.encode_bucket(night, buckets[b], words, b))
+        )
+        packs: dict[str, Any] = _timed(seconds, "pack", lambda: _packs(night, ingested, buckets, encoded, words, pool))
     return DataResult(ingested=ingested, buckets=buckets, words=words, packs=packs, seconds=seconds)
 
 
 def _packs(
-    night: Night, ingested: dict[str, Any], buckets: Sequence[dict[str, Any]], words: dict[str, Any]
+    night: Night,
+    ingested: dict[str, Any],
+    buckets: list[dict[str, Any]],
+    encoded: list[dict[str, Any]],
+    words: dict[str, Any],
+    pool: ThreadPoolExecutor,
 ) -> dict[str, Any]:
-    return {role: packing.write_pack(night, ingested, list(buckets), words, role) for role in sequencing.ROLES}
+    """Write the packs of all roles side by side, as the flow does."""
+
+    def one(role: sequencing.Role) -> dict[str, Any]:
+        return packing.write_pack(night, ingested, buckets, encoded, words, role)
+
+    return dict(zip(sequencing.ROLES, pool.map(one, sequencing.ROLES), strict=True))
 
 
 def _timed(seconds: dict[str, float], stage: str, work: Callable[[], T]) -> T:

@@ -23,6 +23,7 @@ from gr_core.lake.lock import night_lock
 from gr_core.night import Night, night_key, open_night
 from gr_core.stages import ingesting, judging, outcome, sequencing
 from tasks.artifacts import publish_night
+from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.ingest import ingest
@@ -113,15 +114,29 @@ def run_stages(night: Night) -> dict[str, Any]:
     if not judging.any_due(buckets):
         return judging.finish(night, results)
     words = grow_vocabulary(night, buckets)
-    packs: dict[str, Any] = {role: write_pack(night, ingested, buckets, words, role) for role in sequencing.ROLES}
+    encoded = encode_bucket.map(unmapped(night), buckets, unmapped(words), every).result()
+    packs = _write_packs(night, ingested, buckets, encoded, words)
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
     wait([training, evaluation])
     trained, evaluated = training.result(), evaluation.result()
     version = register(night, ingested, trained, evaluated, words)
     decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
-    results |= {"pack": list(packs.values()), "train": trained, "evaluate": evaluated}
+    results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated}
     return judging.finish(night, results | {"register": version, "gate": decision})
+
+
+def _write_packs(
+    night: Night,
+    ingested: dict[str, Any],
+    buckets: list[dict[str, Any]],
+    encoded: list[dict[str, Any]],
+    words: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the packs of all roles side by side."""
+    inputs = [unmapped(value) for value in (night, ingested, buckets, encoded, words)]
+    packs = write_pack.map(*inputs, list(sequencing.ROLES)).result()
+    return dict(zip(sequencing.ROLES, packs, strict=True))
 
 
 def repeat_stage(night: Night) -> dict[str, Any]:
@@ -131,13 +146,15 @@ def repeat_stage(night: Night) -> dict[str, Any]:
     every = list(range(night.settings.lake.num_buckets))
     buckets = build_bucket.map(unmapped(kept), unmapped(ingested), every).result()
     words = grow_vocabulary(kept, buckets)
-    packs: dict[str, Any] = {role: write_pack(kept, ingested, buckets, words, role) for role in sequencing.ROLES}
+    encoded = encode_bucket.map(unmapped(kept), buckets, unmapped(words), every).result()
+    packs = _write_packs(kept, ingested, buckets, encoded, words)
     match night.force:
         case "sequences":
             again = build_bucket.map(unmapped(night), unmapped(ingested), every).result()
             pairs = list(zip(buckets, again, strict=True))
         case "pack":
-            pairs = [(packs[role], write_pack(night, ingested, buckets, words, role)) for role in sequencing.ROLES]
+            repeated = _write_packs(night, ingested, buckets, encoded, words)
+            pairs = [(packs[role], repeated[role]) for role in sequencing.ROLES]
         case "train":
             pairs = [(train(kept, packs, words), train(night, packs, words))]
         case _:

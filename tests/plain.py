@@ -10,7 +10,7 @@ from gr_core.config import load_config
 from gr_core.night import Night, open_night
 from gr_core.stages import ingesting, judging, packing, sequencing, training
 
-STAGES = ("ingest", "sequences", "vocabulary", "pack", "train", "evaluate", "register", "gate", "finish")
+STAGES = ("ingest", "sequences", "vocabulary", "encode", "pack", "train", "evaluate", "register", "gate", "finish")
 
 
 def run(
@@ -35,8 +35,12 @@ def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR091
             return [sequencing.build_bucket(night, done["ingest"], b) for b in range(night.settings.lake.num_buckets)]
         case "vocabulary":
             return packing.grow_vocabulary(night, done["sequences"])
+        case "encode":
+            return [
+                packing.encode_bucket(night, part, done["vocabulary"], b) for b, part in enumerate(done["sequences"])
+            ]
         case "pack":
-            rest = (done["ingest"], done["sequences"], done["vocabulary"])
+            rest = (done["ingest"], done["sequences"], done["encode"], done["vocabulary"])
             return {role: packing.write_pack(night, *rest, role) for role in sequencing.ROLES}
         case "train":
             return training.train(night, done["pack"], done["vocabulary"])
@@ -48,4 +52,4 @@ def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR091
             rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
             return judging.gate(night, done["register"], done["train"], *rest)
         case _:
-            return judging.finish(night, {**done, "pack": list(done["pack"].values())})
+            return judging.finish(night, {**done, "pack": [*done["encode"], *done["pack"].values()]})

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
+from gr_core.data.ragged import FIRST_CODE, RaggedSource
 from gr_core.data.sequences import SequenceRules, Sequences, build_sequences
+from gr_core.data.vocabulary import Vocabulary, dictionary, merge_counts, rows_of
 
 US = 1_000_000
 ACTIONS = ("click", "like")
@@ -58,6 +63,55 @@ def table(rows: list[dict[str, Any]]) -> pl.DataFrame:
     )
 
 
-def build(events: pl.DataFrame, **changes: Any) -> Sequences:
+@dataclass(frozen=True)
+class Decoded:
+    """Sequences of one role as frames: a row a token, a row a segment."""
+
+    tokens: pl.DataFrame
+    """Features as text, the pack's columns with segment-relative lo and hi, event_id (null on history tokens)."""
+    segments: pl.DataFrame
+    """user_id, length, num_targets."""
+
+
+def decoded(built: Sequences, role: int = 1) -> Decoded:
+    """Write out the tokens of a role, given by its bit."""
+    codes = {name: np.arange(FIRST_CODE + len(ids), dtype=np.int32) for name, ids in built.ids.items()}
+    source = RaggedSource([built.ragged], [codes], role)
+    columns, events = source.take(np.arange(len(source.lengths)))
+    texts = {
+        name: pl.Series([None] * FIRST_CODE + ids["id"].to_list(), dtype=pl.String).gather(columns.pop(name))
+        for name, ids in built.ids.items()
+    }
+    frame = pl.DataFrame({**texts, **columns})
+    event_id = pl.Series([None] * len(frame), dtype=pl.String).scatter(
+        np.flatnonzero(columns["supervise"]), pl.Series(events.to_pylist(), dtype=pl.String)
+    )
+    segments = pl.DataFrame(
+        {
+            "user_id": pl.Series(source.users.to_pylist(), dtype=pl.String),
+            "length": source.lengths,
+            "num_targets": built.ragged.targets[built.ragged.roles & role != 0].astype(np.int64),
+        }
+    )
+    return Decoded(tokens=frame.with_columns(event_id.alias("event_id")), segments=segments)
+
+
+def source_of(parts: Sequence[Sequences], words: Vocabulary, role: int = 1) -> RaggedSource:
+    """Encode the sequences of buckets, as the stages do."""
+    tables = [{name: rows_of(ids, words.tables[name]) for name, ids in part.ids.items()} for part in parts]
+    return RaggedSource([part.ragged for part in parts], tables, role)
+
+
+def count_ids(events: pl.DataFrame, features: Sequence[str], rules: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
+    """Count the ids of each table in events, each row once."""
+    counts = {}
+    for name in features:
+        codes, ids = dictionary(events, name, rules[name].fallback_by if name in rules else None)
+        found = np.bincount(codes, minlength=FIRST_CODE + len(ids))[FIRST_CODE:]
+        counts[name] = merge_counts([ids.with_columns(count=pl.Series(found, dtype=pl.Int64))])
+    return counts
+
+
+def build(events: pl.DataFrame, **changes: Any) -> Decoded:
     """Build the sequences of events, their own column `due` telling the targets."""
-    return build_sequences(events, events["due"], rules(**changes))
+    return decoded(build_sequences(events, {"train": events["due"]}, rules(**changes)))

@@ -17,6 +17,8 @@ BARE = (
     "gr_core/train/",
     "gr_core/data/batches.py",
     "gr_core/data/packfile.py",
+    "gr_core/data/planning.py",
+    "gr_core/data/ragged.py",
     "gr_core/data/prefetch.py",
     "gr_core/data/intervals.py",
     "gr_core/data/synthetic.py",

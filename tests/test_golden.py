@@ -35,14 +35,15 @@ def test_golden_outputs_change_only_with_their_format(tmp_path: Path) -> None:
     ingested = ingesting.ingest(night)
     buckets = [sequencing.build_bucket(night, ingested, bucket) for bucket in range(config.lake.num_buckets)]
     words = packing.grow_vocabulary(night, buckets)
-    packing.write_pack(night, ingested, buckets, words, "train")
+    encoded = [packing.encode_bucket(night, part, words, bucket) for bucket, part in enumerate(buckets)]
+    packing.write_pack(night, ingested, buckets, encoded, words, "train")
 
     events = EventTable(night.table_uri, config).read(ingested["bound"]["delta_version"])
     folder = Path(home) / "nights" / "2025-06-01"
     with pa.OSFile(str(folder / "packs" / "train" / "pack.arrow")) as stream:
         pack = pa.ipc.open_file(stream).read_all()
     found = {
-        "formats": {**{k: STAGE_FORMAT[k] for k in ("ingest", "sequences", "vocabulary", "pack")}},
+        "formats": {**{k: STAGE_FORMAT[k] for k in ("ingest", "sequences", "vocabulary", "encode", "pack")}},
         "table_formats": {"events": EVENT_FORMAT, "pack": PACK_FORMAT},
         "rows": ingested["rows"],
         "reasons": ingested["reasons"],

@@ -85,12 +85,14 @@ class Cut:
     @property
     def begin(self) -> Longs:
         """First history row of each segment, [S]."""
-        return self.lo[self.first]
+        first: Longs = self.lo[self.first]
+        return first
 
     @property
     def num_history(self) -> Longs:
         """History rows of each segment, [S]: exactly what its targets see."""
-        return self.hi[self.first + self.num_targets - 1] - self.begin
+        ends: Longs = self.hi[self.first + self.num_targets - 1]
+        return ends - self.begin
 
 
 def first_not_before(times: Longs, begin: Longs, end: Longs, threshold: Longs) -> Longs:

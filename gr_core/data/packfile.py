@@ -1,23 +1,28 @@
 """Pack files: segments become batches, batches become one memory-mappable Arrow file with an index.
 
-In: `Segments` (flat token columns, lo and hi counted from the segment's first token). Out: a directory with pack.arrow
-(uncompressed Arrow IPC file, one record batch per training batch), targets.arrow (event and user of every supervised
-token) and index.json, written last. Needs numpy and pyarrow alone, so that a bare GPU machine can write packs.
+In: a `Source` of segments: flat columns in memory (`Segments`), or buckets' files (gr_core.data.ragged). Out: a directory
+with pack.arrow (uncompressed Arrow IPC file, one record batch per training batch), targets.arrow (event and user of every
+supervised token) and index.json, written last. Tokens pass through a few batches at a time, so memory does not grow with
+the pack. Needs numpy and pyarrow alone, so that a bare GPU machine can write packs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from gr_core.data.planning import PlanRules, plan
+from gr_core.data.ragged import ranges
 from gr_core.errors import ConfigError
 from gr_core.hashing import file_sha256
 from gr_core.refs import Bound
@@ -26,16 +31,39 @@ from gr_core.schema import PACK_FORMAT, pack_schema
 PACK_FILE = "pack.arrow"
 TARGETS_FILE = "targets.arrow"
 INDEX_FILE = "index.json"
-# Batches that may still take a segment. At 8192 tokens and segments of at most 192, 16 leave under 0.5 % unused.
-OPEN_BATCHES = 16
+# Tokens gathered at a time: enough to make Python's share small, few enough to stay in the cache.
+CHUNK_TOKENS = 1 << 15
 
 Column = npt.NDArray[Any]
 Longs = npt.NDArray[np.int64]
 
 
+class Source(Protocol):
+    """Segments in any order; those of one user in the order of their first targets."""
+
+    @property
+    def lengths(self) -> Longs:
+        """Tokens of each segment, [S]."""
+
+    @property
+    def users(self) -> Any:
+        """User of each segment, [S]: a sequence of text or a pyarrow array."""
+
+    def take(self, segments: Longs) -> tuple[dict[str, Column], Any]:
+        """Return the tokens of some segments, end to end in the order asked for.
+
+        Args:
+            segments: Segment numbers.
+
+        Returns:
+            Every column of `schema.pack_schema(features)` with segment-relative lo and hi; the event of each token with
+            supervise = 1, in token order, as a pyarrow array of text.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segments:
-    """Segments end to end, in any order; what `write_pack` makes batches of."""
+    """Segments end to end in memory: a `Source`."""
 
     columns: dict[str, Column]
     """Every column of `schema.pack_schema(features)`, [T] each, no nulls; lo and hi are SEGMENT-relative."""
@@ -45,6 +73,22 @@ class Segments:
     """User of each segment, [S]. Segments of one user stand in the order of their first targets."""
     event_ids: Any
     """Event of each token with supervise = 1, in token order: a sequence of text or a pyarrow array."""
+    _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def take(self, segments: Longs) -> tuple[dict[str, Column], Any]:
+        """See `Source.take`."""
+        if not self._cache:
+            # What every call needs, made by the first: nobody changes a column once the writing has begun.
+            is_target = self.columns["supervise"] == 1
+            self._cache["starts"] = np.append(0, np.cumsum(self.lengths))
+            self._cache["targets"] = np.append(0, np.cumsum(is_target))
+            self._cache["event_ids"] = _text(self.event_ids)
+        starts, targets = self._cache["starts"], self._cache["targets"]
+        place = ranges(starts[segments], self.lengths[segments])
+        first = targets[starts[segments]]
+        events = ranges(first, targets[starts[segments + 1]] - first)
+        columns = {name: values.take(place) for name, values in self.columns.items()}
+        return columns, self._cache["event_ids"].take(pa.array(events))
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +144,7 @@ def concat_segments(parts: Sequence[Segments]) -> Segments:
     )
 
 
-def write_pack(out: Path, segments: Segments, meta: PackMeta) -> dict[str, Any]:
+def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
     """Make batches of segments and write the pack.
 
     The result depends on the segments' content and on `meta` alone, never on the order in which users come. No batch
@@ -119,21 +163,35 @@ def write_pack(out: Path, segments: Segments, meta: PackMeta) -> dict[str, Any]:
         ConfigError: A segment is longer than the token budget, or `tokens` is not "targets".
         ValueError: Columns, lengths, users or event_ids do not fit each other.
     """
-    schema = pack_schema(meta.features)
-    _check(segments, meta, schema)
-    order, batch_segments = _plan(segments, meta)
-    columns, event_ids, starts = _gather(segments, order, batch_segments, schema)
-    users = [segments.users[i] for i in order]
-    supervised = columns["supervise"] == 1
-    token_segment = np.repeat(np.arange(len(order)), np.diff(starts))
+    if isinstance(segments, Segments):
+        _check(segments, pack_schema(meta.features))
+    lengths, users = segments.lengths, _text(segments.users)
+    _check_meta(lengths, meta)
+    train = meta.role == "train"
+    # The judged roles are shuffled too, but by no seed: a heavy user's segments, side by side, would share no batch.
+    rules = PlanRules(
+        token_budget=meta.token_budget,
+        layout=meta.layout,
+        grouping=meta.grouping,
+        seed=meta.seed if train else 0,
+        shuffle_batches=train,
+    )
+    order, batch_segments = plan(lengths, _rank(users), rules)
+    starts = np.append(0, np.cumsum(lengths[order]))
+    ordered = users.take(pa.array(order))
 
     out.mkdir(parents=True, exist_ok=True)
     (out / INDEX_FILE).unlink(missing_ok=True)
-    batch_starts = starts[batch_segments]
-    _write_batches(out / PACK_FILE, columns, batch_starts, schema)
-    target_users = pa.array(users, pa.string()).take(pa.array(token_segment[supervised]))
-    targets = pa.table({"event_id": event_ids, "user_id": target_users})
-    _write_table(out / TARGETS_FILE, targets)
+    tally = _Tally(len(order))
+    with _Writer(out, meta.features) as writer:
+        for first, last in _chunks(starts[batch_segments]):
+            bounds = batch_segments[first : last + 1]
+            chunk = order[bounds[0] : bounds[-1]]
+            columns, event_ids = segments.take(chunk)
+            labelled, owner = tally.add(columns, lengths[chunk], int(bounds[0]))
+            columns["supervise"] = labelled.astype(np.uint8)
+            writer.batches(columns, starts[bounds[0] : bounds[-1] + 1], bounds - bounds[0])
+            writer.targets(event_ids.filter(pa.array(tally.kept)), ordered.take(pa.array(owner)))
 
     index = {
         "format": PACK_FORMAT,
@@ -141,13 +199,13 @@ def write_pack(out: Path, segments: Segments, meta: PackMeta) -> dict[str, Any]:
         "role": meta.role,
         "num_tokens": int(starts[-1]),
         "num_segments": len(order),
-        "num_targets": int(segments.columns["supervise"].sum(dtype=np.int64)),
-        "num_supervised": int(supervised.sum()),
+        "num_targets": tally.num_targets,
+        "num_supervised": tally.num_supervised,
         "segment_starts": starts.tolist(),
-        "segment_users": users,
+        "segment_users": ordered.to_pylist(),
         "batch_segments": batch_segments.tolist(),
-        "batch_tokens": np.diff(batch_starts).tolist(),
-        "batch_weights": _weights(columns["weight"], supervised, token_segment, starts, batch_segments),
+        "batch_tokens": np.diff(starts[batch_segments]).tolist(),
+        "batch_weights": tally.weights(batch_segments),
         "vocabulary": meta.vocabulary,
         "bound": _bound(meta.bound),
         "fingerprint": meta.fingerprint,
@@ -166,22 +224,137 @@ def write_pack(out: Path, segments: Segments, meta: PackMeta) -> dict[str, Any]:
     return index
 
 
+class _Tally:
+    """Sums over the segments of a pack, filled chunk by chunk: the loss denominators and counts."""
+
+    def __init__(self, num_segments: int) -> None:
+        self.num_targets = self.num_supervised = 0
+        self.kept: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        """Of the last chunk's targets, which are supervised."""
+        self._tokens = np.zeros(num_segments, np.float64)
+        self._weight = np.zeros(num_segments, np.float64)
+
+    def add(
+        self, columns: dict[str, Column], lengths: Longs, first_segment: int
+    ) -> tuple[npt.NDArray[np.bool_], Longs]:
+        """Count a chunk; return which of its tokens are supervised, and the segment of each of these."""
+        target = np.flatnonzero(columns["supervise"].view(np.bool_))
+        self.kept = columns["label_known"].take(target) != 0
+        token = target[self.kept]
+        labelled = np.zeros(len(columns["supervise"]), np.bool_)
+        labelled[token] = True
+        owner = np.searchsorted(np.cumsum(lengths), token, side="right")
+        place = slice(first_segment, first_segment + len(lengths))
+        self._tokens[place] = np.bincount(owner, minlength=len(lengths))
+        self._weight[place] = np.bincount(
+            owner, weights=columns["weight"].take(token).astype(np.float64), minlength=len(lengths)
+        )
+        self.num_targets += len(target)
+        self.num_supervised += len(token)
+        return labelled, owner + first_segment
+
+    def weights(self, batch_segments: Longs) -> dict[str, list[float]]:
+        """Return each batch's sum of w_t per normalisation: the loss denominators (example 6)."""
+        # n tokens of weight 1/n are exactly 1.
+        per_segment = {
+            "token": self._tokens,
+            "segment": (self._tokens > 0).astype(np.float64),
+            "event_weight": self._weight,
+        }
+        begins = batch_segments[:-1]
+        return {
+            name: np.add.reduceat(values, begins).tolist() if len(begins) else []
+            for name, values in per_segment.items()
+        }
+
+
+class _Writer:
+    """The two Arrow files of a pack, open for batches."""
+
+    def __init__(self, out: Path, features: Sequence[str]) -> None:
+        self._schema = pack_schema(features)
+        self._targets = pa.schema([("event_id", pa.string()), ("user_id", pa.string())])
+        self._sinks = [pa.OSFile(str(out / name), "wb") for name in (PACK_FILE, TARGETS_FILE)]
+        schemas = (self._schema, self._targets)
+        self._writers = [pa.ipc.new_file(sink, schema) for sink, schema in zip(self._sinks, schemas, strict=True)]
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        for file in [*(self._writers if kind is None else ()), *self._sinks]:
+            file.close()
+
+    def batches(self, columns: dict[str, Column], starts: Longs, cuts: Longs) -> None:
+        """Write one record batch a training batch; lo and hi become batch-relative.
+
+        Args:
+            columns: Tokens of whole batches.
+            starts: Where their segments begin in the pack, and the end of the last, [S + 1].
+            cuts: Boundaries of the batches in the segments, [B + 1].
+        """
+        batch_starts = starts[cuts]
+        shift = np.repeat(starts[:-1] - np.repeat(batch_starts[:-1], np.diff(cuts)), np.diff(starts)).astype(np.int32)
+        arrays = []
+        for item in self._schema:
+            values = columns[item.name].astype(item.type.to_pandas_dtype(), copy=False)
+            arrays.append(pa.array(values + shift if item.name in ("lo", "hi") else values, item.type))
+        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        offsets = (batch_starts - starts[0]).tolist()
+        for begin, end in itertools.pairwise(offsets):
+            self._writers[0].write_batch(whole.slice(begin, end - begin))
+
+    def targets(self, event_ids: Any, users: Any) -> None:
+        """Append the events and users of supervised tokens."""
+        if len(event_ids):
+            columns = [event_ids.cast(pa.string()), users.cast(pa.string())]
+            self._writers[1].write_batch(pa.RecordBatch.from_arrays(columns, schema=self._targets))
+
+
+def _chunks(batch_starts: Longs) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) batches of about CHUNK_TOKENS tokens."""
+    at, end = 0, len(batch_starts) - 1
+    while at < end:
+        after = int(np.searchsorted(batch_starts, batch_starts[at] + CHUNK_TOKENS, side="right")) - 1
+        after = min(max(after, at + 1), end)
+        yield at, after
+        at = after
+
+
+def _rank(users: Any) -> Longs:
+    """Return the place of each segment's user among the distinct users in text order, [S]."""
+    coded = users.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary).to_numpy()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return np.asarray(rank.take(coded.indices.to_numpy()))
+
+
 def _text(values: Any) -> Any:
-    """Return a pyarrow string array of any sequence of text."""
-    array = values if isinstance(values, pa.Array) else pa.array(list(values), pa.string())
-    return array.cast(pa.string())
+    """Return a pyarrow array of any sequence of text."""
+    return values if isinstance(values, pa.Array) else pa.array(list(values), pa.string())
 
 
 def _bound(bound: Bound | None) -> dict[str, Any] | None:
     return None if bound is None else {**bound.to_json(), "cutoff": bound.cutoff}
 
 
-def _check(segments: Segments, meta: PackMeta, schema: pa.Schema) -> None:
+def _check_meta(lengths: Longs, meta: PackMeta) -> None:
     if meta.tokens != "targets":
         raise ConfigError(
             f'pack.tokens must be "targets" in this release, got {meta.tokens!r}; set pack.tokens = "targets"',
             where="pack.tokens",
         )
+    longest = int(lengths.max(initial=0))
+    if longest > meta.token_budget:
+        raise ConfigError(
+            f"pack.token_budget must hold the longest segment, {longest} tokens, got {meta.token_budget}; raise it or "
+            "lower sequences.max_history and sequences.max_targets",
+            where="pack.token_budget",
+        )
+
+
+def _check(segments: Segments, schema: pa.Schema) -> None:
     missing = [name for name in schema.names if name not in segments.columns]
     if missing:
         raise ValueError(f"segments must have the columns {schema.names}, missing {missing}")
@@ -196,129 +369,3 @@ def _check(segments: Segments, meta: PackMeta, schema: pa.Schema) -> None:
         raise ValueError(
             f"{num_targets} tokens with supervise = 1 need as many event_ids, got {len(segments.event_ids)}"
         )
-    longest = int(segments.lengths.max(initial=0))
-    if longest > meta.token_budget:
-        raise ConfigError(
-            f"pack.token_budget must hold the longest segment, {longest} tokens, got {meta.token_budget}; raise it or "
-            "lower sequences.max_history and sequences.max_targets",
-            where="pack.token_budget",
-        )
-
-
-def _plan(segments: Segments, meta: PackMeta) -> tuple[Longs, Longs]:
-    """Choose the order of segments and the batch boundaries.
-
-    Returns:
-        order [S]: segment numbers in pack order; batch_segments [B + 1]: boundaries in it.
-    """
-    users = np.asarray(list(segments.users), dtype=object)
-    user_of = np.unique(users.astype(str), return_inverse=True)[1].reshape(-1) if len(users) else np.empty(0, np.int64)
-    # Canonical first: by user, then as given, so that the cut into buckets cannot show.
-    canonical = np.argsort(user_of, kind="stable")
-    # The judged roles are shuffled too: a heavy user's segments, side by side, would need an open batch each.
-    rng = np.random.default_rng(meta.seed if meta.role == "train" else 0)
-    order = canonical[rng.permutation(len(canonical))]
-    if meta.grouping != "none":
-        lengths = segments.lengths[order]
-        key = lengths if meta.grouping == "sorted" else np.ceil(np.log2(np.maximum(lengths, 1)))
-        order = order[np.argsort(key, kind="stable")]
-    batches = _first_fit(segments.lengths[order], user_of[order], meta)
-    if meta.grouping != "none" and meta.role == "train":
-        # Only what a batch holds follows the lengths, never when it comes.
-        batches = [batches[i] for i in rng.permutation(len(batches))]
-    picked = np.asarray([i for batch in batches for i in batch], dtype=np.int64)
-    boundaries = np.cumsum([0, *(len(batch) for batch in batches)], dtype=np.int64)
-    return order[picked], boundaries
-
-
-def _first_fit(lengths: Longs, user_of: Longs, meta: PackMeta) -> list[list[int]]:
-    """Put each segment into the first open batch with room and without its user; O(S * OPEN_BATCHES)."""
-    budget, padded = meta.token_budget, meta.layout == "padded"
-    batches: list[list[int]] = []
-    members: list[set[int]] = []
-    used: list[int] = []
-    longest: list[int] = []
-    open_batches: list[int] = []
-    for i, (length, user) in enumerate(zip(lengths.tolist(), user_of.tolist(), strict=True)):
-        for b in open_batches:
-            after = max(longest[b], length) * (len(batches[b]) + 1) if padded else used[b] + length
-            if after <= budget and user not in members[b]:
-                break
-        else:
-            if len(open_batches) == OPEN_BATCHES:
-                open_batches.remove(max(open_batches, key=used.__getitem__))
-            b = len(batches)
-            batches.append([])
-            members.append(set())
-            used.append(0)
-            longest.append(0)
-            open_batches.append(b)
-            after = length
-        batches[b].append(i)
-        members[b].add(user)
-        used[b] = after
-        longest[b] = max(longest[b], length)
-    return batches
-
-
-def _gather(
-    segments: Segments, order: Longs, batch_segments: Longs, schema: pa.Schema
-) -> tuple[dict[str, Column], Any, Longs]:
-    """Bring tokens and event ids into pack order; lo and hi become batch-relative.
-
-    Returns:
-        The columns [T] in the schema's types, the supervised tokens' event ids, segment starts [S + 1].
-    """
-    source_starts = np.concatenate([[0], np.cumsum(segments.lengths)])
-    lengths = segments.lengths[order]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    source = np.repeat(source_starts[order], lengths) + within
-    columns = {
-        field.name: segments.columns[field.name][source].astype(field.type.to_pandas_dtype(), copy=False)
-        for field in schema
-    }
-    batch_of_segment = np.repeat(np.arange(len(batch_segments) - 1), np.diff(batch_segments))
-    shift = np.repeat(starts[:-1] - starts[batch_segments[batch_of_segment]], lengths).astype(np.int32)
-    columns["lo"] += shift
-    columns["hi"] += shift
-
-    targets = columns["supervise"] == 1
-    labelled = targets & (columns["label_known"] != 0)
-    number = np.cumsum(segments.columns["supervise"] == 1) - 1
-    event_ids = _text(segments.event_ids).take(pa.array(number[source[labelled]]))
-    columns["supervise"] = labelled.astype(np.uint8)
-    return columns, event_ids, starts
-
-
-def _weights(
-    weight: Column, supervised: npt.NDArray[np.bool_], token_segment: Longs, starts: Longs, batch_segments: Longs
-) -> dict[str, list[float]]:
-    """Return each batch's sum of w_t per normalisation: the loss denominators (example 6)."""
-    num_segments = len(starts) - 1
-    per_segment = {
-        "token": np.bincount(token_segment[supervised], minlength=num_segments).astype(np.float64),
-        "event_weight": np.bincount(
-            token_segment[supervised], weights=weight[supervised].astype(np.float64), minlength=num_segments
-        ),
-    }
-    # n tokens of weight 1/n are exactly 1.
-    per_segment["segment"] = (per_segment["token"] > 0).astype(np.float64)
-    num_batches = len(batch_segments) - 1
-    batch_of = np.repeat(np.arange(num_batches), np.diff(batch_segments))
-    return {
-        name: np.bincount(batch_of, weights=per_segment[name], minlength=num_batches).tolist()
-        for name in ("token", "segment", "event_weight")
-    }
-
-
-def _write_batches(path: Path, columns: dict[str, Column], batch_starts: Longs, schema: pa.Schema) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for begin, end in zip(batch_starts[:-1].tolist(), batch_starts[1:].tolist(), strict=True):
-            arrays = [pa.array(columns[field.name][begin:end], field.type) for field in schema]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())

@@ -1,23 +1,32 @@
 """Sequences of one bucket: history and targets of each user with something due, cut into segments.
 
-In: rows of the event table and the bits that are due in each. Out: `Sequences`, flat over tokens with features still as
-text, segment by segment. Which tokens see which is decided in intervals.py; here events become tokens.
+In: rows of the event table, the bits that are due in each by role, and which rows count for the vocabulary. Out:
+`Sequences`: rows of tokens with features as codes, segments as ranges of rows (gr_core.data.ragged), and the dictionaries
+that the codes point into. Which tokens see which is decided in intervals.py; here events become rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
-from gr_core.data.intervals import Layout, Limits, Longs, lay_out, starts_of
+from gr_core.data import ragged, vocabulary
+from gr_core.data.intervals import Cut, Limits, Longs, cut, starts_of
+from gr_core.data.ragged import Ragged
+from gr_core.data.timeline import Timeline, in_order, timeline
 from gr_core.errors import ConfigError
-from gr_core.schema import action_time
 
 Ints = npt.NDArray[np.int32]
+
+# Rows are written so many at a time: a row is wider than a cache line's share, and a block of them stays in the cache.
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +38,7 @@ class SequenceRules:
     features: tuple[str, ...]
     """Item features, then context features: item_id and side features."""
     item_features: tuple[str, ...]
-    """Features of history tokens too; the others are null there."""
+    """Features of history tokens too; the others are absent there."""
     max_history: int
     """History tokens that a target can see."""
     max_targets: int
@@ -40,8 +49,8 @@ class SequenceRules:
     """Most tokens of a segment."""
     time_window_us: int | None = None
     """W, see intervals.Limits; None: no window."""
-    carry: tuple[str, ...] = ()
-    """Further side features to carry as text on all tokens (a vocabulary's fallback_by)."""
+    fallback_by: tuple[tuple[str, str], ...] = ()
+    """(feature, the side feature that tells its ids' types) of the features that have types."""
     tokens: str = "targets"
     """pack.tokens."""
 
@@ -59,136 +68,241 @@ class SequenceRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """Segments in the order of (user_id, first target), tokens flat over them."""
+    """The segments of one bucket and what their codes mean."""
 
-    tokens: pl.DataFrame
-    """One row a token: features as text (null: unknown), the pack's columns with segment-relative lo and hi, event_id
-    (null on history tokens)."""
-    segments: pl.DataFrame
-    """One row a segment: user_id, length, num_targets."""
+    ragged: Ragged
+    """Rows and segments; bit k of a segment's roles is the k-th role that was asked for."""
+    ids: dict[str, pl.DataFrame]
+    """Feature -> vocabulary.COUNTS of each code from ragged.FIRST_CODE on: id, type, and in how many counted rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _History:
-    """History tokens of all users in (user, time, event_id) order."""
+class _Pass:
+    """Targets that are cut together: those of one role, of users who do not share another role's segments."""
 
-    event: Longs
-    time: Longs
-    actions: Ints
-    starts: Longs
+    target: Longs
+    """Event row of each target, in (user, shown_at, event_id) order, [M]."""
+    mask: Ints
+    """Its due bits, [M]."""
+    user: Longs
+    """Its user, [M]."""
+    roles: npt.NDArray[np.uint8]
+    """Roles of each user's segments, [U]."""
 
 
-def build_sequences(events: pl.DataFrame, target_mask: pl.Series, config: SequenceRules) -> Sequences:
-    """Build the segments of all users that have a target.
+def build_sequences(
+    events: pl.DataFrame, masks: Mapping[str, pl.Series], rules: SequenceRules, *, counted: pl.Series | None = None
+) -> Sequences:
+    """Build the segments of all users that have a target, for several roles at once.
 
     History stands in (time, event_id) order, where time is visible_at, or the action's own time for a late action;
     targets in (shown_at, event_id) order. The order of input rows changes nothing. Targets carry no action: what a
-    token shows was known strictly before the shown_at of every target that sees it.
+    token shows was known strictly before the shown_at of every target that sees it. Where a user's targets are the same
+    in two roles, both share the segments.
 
     Args:
-        events: Rows of one bucket with the event table's columns, in any order; all rows of each user with a target.
-            Other users may be there and are ignored. event_id is unique.
-        target_mask: Int32, one a row of `events`: due (or new) bits; 0 and null: no target.
-        config: The rules.
+        events: Rows of one bucket with the event table's columns, in any order (quickest in that of EventTable.read);
+            all rows of each user with a target. Other users may be there and are ignored. event_id is unique.
+        masks: Role -> Int32, one a row of `events`: due (or new) bits; 0 and null: no target. At most 8 roles.
+        rules: The rules.
+        counted: Boolean, one a row of `events`: its ids count for the vocabulary; None: no row does.
 
     Returns:
-        The sequences. Every row with a mask is exactly one target, with label_known = its mask.
+        The sequences. Every row with a mask is exactly one target of that role, with label_known = its mask.
 
     Raises:
         ConfigError: pack.tokens is not "targets".
-        ValueError: The mask's length is not that of `events`.
+        ValueError: The length of a mask, or of `counted`, is not that of `events`.
     """
-    if config.tokens != "targets":
+    if rules.tokens != "targets":
         raise ConfigError(
-            f'pack.tokens must be "targets" in this release, got {config.tokens!r}; set pack.tokens = "targets"',
+            f'pack.tokens must be "targets" in this release, got {rules.tokens!r}; set pack.tokens = "targets"',
             where="pack.tokens",
         )
-    if len(target_mask) != len(events):
-        raise ValueError(f"target_mask must have one entry a row, got {len(target_mask)} for {len(events)} rows")
-    masked = events.with_columns(target_mask.cast(pl.Int32).fill_null(0).alias("_mask"))
-    rows = masked.filter((pl.col("_mask") != 0).any().over("user_id"))
-    users = rows["user_id"].unique().sort()
-    # Codes in text order, so that numpy sorts integers; event_id only breaks ties of time, never the item.
-    user = rows["user_id"].cast(pl.Enum(users)).to_physical().to_numpy().astype(np.int64)
-    tie = rows["event_id"].rank("ordinal").to_numpy()
-    mask = rows["_mask"].to_numpy()
-    shown = _micros(rows["shown_at"])
+    columns = {f"_{number}": mask.cast(pl.Int32).fill_null(0) for number, mask in enumerate(masks.values())}
+    columns["_counted"] = pl.repeat(value=False, n=len(events), eager=True) if counted is None else counted
+    for values in columns.values():
+        if len(values) != len(events):
+            raise ValueError(f"a mask must have one entry a row, got {len(values)} for {len(events)} rows")
+    rows, user, users = in_order(events.with_columns(values.alias(name) for name, values in columns.items()))
+    bits = [rows[f"_{number}"].to_numpy() for number in range(len(masks))]
+    active = np.zeros(len(users), np.bool_)
+    for mask in bits:
+        active[user[mask != 0]] = True
+    line = timeline(rows, user, active, rules.action_names)
+    passes = _passes(user, len(users), bits)
+    cuts = [_cut(line, part, rules.limits) for part in passes]
+    line, cuts = _seen(line, cuts)
+    targets = np.concatenate([np.zeros(0, np.int64), *(part.target for part in passes)])
+    codes, ids = _codes(rows, np.append(line.event, targets), rules)
 
-    history = _history(rows, user, tie, config.action_names, len(users))
-    target = np.flatnonzero(mask)
-    target = target[np.lexsort((tie[target], shown[target], user[target]))]
-    target_starts = starts_of(user[target], len(users))
-    layout = lay_out(history.time, history.starts, shown[target], target_starts, config.limits)
-    segments = pl.DataFrame(
-        {"user_id": users.gather(layout.user), "length": layout.lengths, "num_targets": layout.num_targets},
-        schema={"user_id": pl.String, "length": pl.Int64, "num_targets": pl.Int64},
+    num_history, actions = len(line.event), rows["actions"].to_numpy()
+    out = np.empty((num_history + len(targets), ragged.width(len(rules.features))), dtype=np.int32)
+    _write_history(out[:num_history], rows["known"].to_numpy(), line, codes, rules)
+    at = num_history
+    for part, made in zip(passes, cuts, strict=True):
+        _write_targets(out[at : at + len(part.target)], actions, line.shown, part, made, codes)
+        at += len(part.target)
+    segments = _segments(passes, cuts, num_history)
+    has_segment, segments["user"] = np.unique(segments["user"], return_inverse=True)
+    made_rows = Ragged(
+        features=rules.features,
+        rows=out,
+        num_history=num_history,
+        users=_arrow(users, has_segment),
+        event_ids=_arrow(rows["event_id"], targets),
+        **{name: segments[name].astype(kind, copy=False) for name, kind in ragged.SEGMENT_TYPES.items()},
     )
-    return Sequences(tokens=_tokens(rows, history, target, layout, config), segments=segments)
+    return Sequences(ragged=made_rows, ids=ids)
 
 
-def _micros(times: pl.Series) -> Longs:
-    return times.dt.timestamp("us").to_numpy()
+def _arrow(texts: pl.Series, places: Longs) -> Any:
+    """Return some entries of a text column as a pyarrow large_string array."""
+    if not (len(places) == len(texts) and np.array_equal(places, np.arange(len(texts)))):
+        texts = texts.gather(places)
+    return texts.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.large_string())
 
 
-def _history(rows: pl.DataFrame, user: Longs, tie: Any, action_names: tuple[str, ...], num_users: int) -> _History:
-    """Return each event as a token at visible_at, and each later action as a token of its own."""
-    visible = _micros(rows["visible_at"])
-    actions = rows["actions"].to_numpy().copy()
-    late_event, late_time, late_bit = [], [], []
-    for bit, name in enumerate(action_names):
-        times = rows[action_time(name)].dt.timestamp("us")
-        # An action without a time counts as known at visible_at.
-        taken = times.fill_null(np.iinfo(np.int64).min).to_numpy()
-        late = np.flatnonzero((rows["actions"].to_numpy() >> bit & 1 == 1) & (taken > visible))
-        actions[late] &= ~np.int32(1 << bit)
-        late_event.append(late)
-        late_time.append(taken[late])
-        late_bit.append(np.full(len(late), 1 << bit, dtype=np.int32))
-    event, time, bits = (np.concatenate(parts) for parts in (late_event, late_time, late_bit))
-    if len(event):
-        # Actions of one event at one moment share a token.
-        order = np.lexsort((time, event))
-        event, time, bits = event[order], time[order], bits[order]
-        first = np.flatnonzero(np.append(True, (np.diff(event) != 0) | (np.diff(time) != 0)))
-        event, time, bits = event[first], time[first], np.bitwise_or.reduceat(bits, first)
-    event = np.concatenate([np.arange(len(rows)), event])
-    time = np.concatenate([visible, time])
-    bits = np.concatenate([actions, bits]).astype(np.int32)
-    order = np.lexsort((tie[event], time, user[event]))
-    event = event[order]
-    return _History(event=event, time=time[order], actions=bits[order], starts=starts_of(user[event], num_users))
+def _seen(line: Timeline, cuts: Sequence[Cut]) -> tuple[Timeline, list[Cut]]:
+    """Leave out the history that no segment shows."""
+    size = len(line.event) + 1
+    opened = sum(np.bincount(made.begin, minlength=size) for made in cuts)
+    closed = sum(np.bincount(made.begin + made.num_history, minlength=size) for made in cuts)
+    kept = np.cumsum(opened - closed)[:-1] > 0
+    if kept.all():
+        return line, list(cuts)
+    place = np.append(0, np.cumsum(kept))
+    return line.only(kept), [Cut(first=made.first, lo=place[made.lo], hi=place[made.hi]) for made in cuts]
 
 
-def _tokens(
-    rows: pl.DataFrame, history: _History, target: Longs, layout: Layout, config: SequenceRules
-) -> pl.DataFrame:
-    """Fill the token columns of a layout."""
-    is_target = layout.is_target
-    past, due = layout.source[~is_target], target[layout.source[is_target]]
-    event = np.empty(len(is_target), dtype=np.int64)
-    event[~is_target], event[is_target] = history.event[past], due
+def _codes(rows: pl.DataFrame, shown: Longs, rules: SequenceRules) -> tuple[dict[str, Ints], dict[str, pl.DataFrame]]:
+    """Return codes of every feature by row, and the dictionaries with their counts.
 
-    def column(dtype: type[np.generic], on_history: Any, on_targets: Any) -> npt.NDArray[Any]:
-        values = np.empty(len(is_target), dtype=dtype)
-        values[~is_target], values[is_target] = on_history, on_targets
-        return values
+    Only rows that count or become tokens (`shown`) are looked at: what else was read cannot show in the result.
+    """
+    by, counted = dict(rules.fallback_by), rows["_counted"].to_numpy()
+    used = counted.copy()
+    used[shown] = True
+    names = dict.fromkeys([*rules.features, *(by[name] for name in rules.features if name in by)])
+    some = rows.select(*names) if used.all() else rows.select(*names).filter(pl.Series(used))
+    codes, ids = {}, {}
+    for name in rules.features:
+        own, found = vocabulary.dictionary(some, name, by.get(name))
+        counts = np.bincount(own[counted[used]], minlength=ragged.FIRST_CODE + len(found))[ragged.FIRST_CODE :]
+        ids[name] = found.with_columns(count=pl.Series(counts, dtype=pl.Int64))
+        codes[name] = own
+        if len(some) < len(rows):
+            codes[name] = np.zeros(len(rows), dtype=np.int32)
+            codes[name][used] = own
+    return codes, ids
 
-    mask, known = rows["_mask"].to_numpy(), rows["known"].to_numpy()
-    numbers = {
-        "actions": column(np.int32, history.actions[past], 0),
-        "known": column(np.int32, known[history.event[past]], 0),
-        "labels": column(np.int32, 0, rows["actions"].to_numpy()[due] & mask[due]),
-        "label_known": column(np.int32, 0, mask[due]),
-        "time": column(np.int64, history.time[past], _micros(rows["shown_at"])[due]),
-        "position": layout.position,
-        "lo": layout.lo,
-        "hi": layout.hi,
-        "supervise": is_target.astype(np.uint8),
-        "weight": np.ones(len(is_target), dtype=np.float32),
+
+def _passes(user: Longs, num_users: int, bits: Sequence[Ints]) -> list[_Pass]:
+    """Share out the roles: a user's targets that are equal in two roles are cut once."""
+    starts = starts_of(user, num_users)
+
+    def any_of(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        sums = np.append(0, np.cumsum(flags))
+        return np.asarray(sums[starts[1:]] > sums[starts[:-1]])
+
+    todo = [any_of(mask != 0) for mask in bits]
+    passes = []
+    for number, mask in enumerate(bits):
+        own = todo[number].copy()
+        roles: npt.NDArray[np.uint8] = own * np.uint8(1 << number)
+        for other in range(number + 1, len(bits)):
+            same = own & todo[other] & ~any_of(mask != bits[other])
+            roles[same] |= np.uint8(1 << other)
+            todo[other] &= ~same
+        target = np.flatnonzero((mask != 0) & own[user])
+        passes.append(_Pass(target=target, mask=mask[target], user=user[target], roles=roles))
+    return passes
+
+
+def _cut(line: Timeline, part: _Pass, limits: Limits) -> Cut:
+    num_users = len(line.starts) - 1
+    shown = line.shown[part.target]
+    return cut(line.time, line.starts, shown, starts_of(part.user, num_users), limits, line.before(part.user, shown))
+
+
+def _write_history(out: Ints, known: Ints, line: Timeline, codes: Mapping[str, Ints], rules: SequenceRules) -> None:
+    times = ragged.times(out)
+    lo = line.starts[:-1][line.user]
+    if rules.time_window_us is not None:
+        lo = np.maximum(lo, line.before(line.user, line.time - rules.time_window_us))
+    for begin in range(0, len(out), _BLOCK):
+        at = slice(begin, begin + _BLOCK)
+        block, event = out[at], line.event[at]
+        times[at] = line.time[at]
+        block[:, ragged.BITS] = line.actions[at]
+        block[:, ragged.KNOWN] = known[event]
+        block[:, ragged.LO] = lo[at]
+        block[:, ragged.HI] = np.arange(begin, begin + len(block))
+        block[:, ragged.WORDS :] = ragged.PAD_CODE
+        for word, name in enumerate(rules.features, ragged.WORDS):
+            if name in rules.item_features:
+                block[:, word] = codes[name][event]
+
+
+def _write_targets(out: Ints, actions: Ints, shown: Longs, part: _Pass, made: Cut, codes: Mapping[str, Ints]) -> None:
+    times = ragged.times(out)
+    for begin in range(0, len(out), _BLOCK):
+        at = slice(begin, begin + _BLOCK)
+        block, event, mask = out[at], part.target[at], part.mask[at]
+        times[at] = shown[event]
+        block[:, ragged.BITS] = actions[event] & mask
+        block[:, ragged.KNOWN] = mask
+        block[:, ragged.LO], block[:, ragged.HI] = made.lo[at], made.hi[at]
+        block[:, ragged.WORDS :] = ragged.PAD_CODE
+        for word, values in enumerate(codes.values(), ragged.WORDS):
+            block[:, word] = values[event]
+
+
+def _segments(passes: Sequence[_Pass], cuts: Sequence[Cut], num_history: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the segments' columns, by (user, first target) within a pass; users are event users still."""
+    columns: dict[str, list[npt.NDArray[Any]]] = {
+        name: [] for name in ("user", "roles", "begin", "history", "target", "targets")
     }
-    where = pl.Series(event)
-    at_targets = where.set(pl.Series(~is_target), None)
-    on_all = (*config.item_features, *config.carry)
-    names = dict.fromkeys((*config.features, *config.carry))
-    texts = {name: rows[name].gather(where if name in on_all else at_targets) for name in names}
-    return pl.DataFrame({**texts, **numbers, "event_id": rows["event_id"].gather(at_targets)})
+    at = num_history
+    for part, made in zip(passes, cuts, strict=True):
+        user = part.user[made.first]
+        values: tuple[npt.NDArray[Any], ...] = (
+            user,
+            part.roles[user],
+            made.begin,
+            made.num_history,
+            at + made.first,
+            made.num_targets,
+        )
+        for name, column in zip(columns, values, strict=True):
+            columns[name].append(column)
+        at += len(part.target)
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    order = np.lexsort((joined["target"], joined["user"]))
+    return {name: column[order] for name, column in joined.items()}
+
+
+def save(sequences: Sequences, folder: Path) -> None:
+    """Write a bucket's sequences and dictionaries into an empty folder; equal sequences give equal bytes."""
+    ragged.write(sequences.ragged, folder)
+    for name, ids in sequences.ids.items():
+        # A type that is null has no text: what lies under a null is not the same in every run.
+        known = ids["type"].is_not_null().cast(pl.UInt8)
+        columns = {"id": ids["id"], "type": ids["type"].fill_null(""), "typed": known, "count": ids["count"]}
+        ragged.write_columns(
+            folder / f"{name}.ids.arrow",
+            {key: values.to_arrow(compat_level=pl.CompatLevel.oldest()) for key, values in columns.items()},
+        )
+
+
+def load_ids(folder: Path, name: str) -> pl.DataFrame:
+    """Read a feature's dictionary: vocabulary.COUNTS in code order.
+
+    Raises:
+        OSError: The file is missing.
+        ValueError: It is damaged.
+    """
+    columns, _ = ragged.read_columns(folder / f"{name}.ids.arrow")
+    frame = pl.DataFrame({key: pl.Series(values) for key, values in columns.items()})
+    kind = pl.when(pl.col("typed") == 1).then("type").otherwise(None).alias("type")
+    return frame.select("id", kind, "count").cast(vocabulary.COUNTS)

@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
+from gr_core.data.ragged import FIRST_CODE, UNKNOWN_CODE
 from gr_core.errors import FormatError
 from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW, UNKNOWN_ROW
 
 logger = logging.getLogger(__name__)
 
-VOCABULARY_FORMAT = 1
+VOCABULARY_FORMAT = 2
 VOCABULARY_FILE = "vocabulary.json"
 CANDIDATE = -1
 COUNTS = pl.Schema({"id": pl.String, "type": pl.String, "count": pl.Int64})
@@ -70,32 +74,44 @@ class Vocabulary:
     tables: dict[str, VocabularyTable]
 
 
-def count_ids(
-    events: pl.DataFrame, features: Sequence[str], rules: Mapping[str, AdmissionRule]
-) -> dict[str, pl.DataFrame]:
-    """Count the ids of each table in events, those of one bucket for example.
+def dictionary(rows: pl.DataFrame, name: str, by: str | None = None) -> tuple[npt.NDArray[np.int32], pl.DataFrame]:
+    """Number the distinct ids of a feature, so that text is looked at once an id and not once a token.
 
     Args:
-        events: Rows of the event table that count: new since the parent, no holdout users.
-        features: The tables.
-        rules: Admission by table; a table without one has no fallback_by.
+        rows: Rows of the event table, those of one bucket for example.
+        name: The feature's column.
+        by: The column with its ids' types (`fallback_by`); None: no types. An id of two types has two codes.
 
     Returns:
-        Table -> frame of id, type (the value of fallback_by; null without), count; one row a distinct pair, no null id,
-        sorted.
+        The code of each row, [E]: ragged.UNKNOWN_CODE for null, else FIRST_CODE plus the place in the frame; the frame
+        of id and type (null without), in the order of first appearance.
     """
-    counts = {}
-    for name in features:
-        by = rules[name].fallback_by if name in rules else None
-        kind = pl.col(by).cast(pl.String) if by else pl.lit(None, pl.String)
-        ids = events.select(id=pl.col(name).cast(pl.String), type=kind).filter(pl.col("id").is_not_null())
-        counts[name] = _sum(ids.with_columns(count=pl.lit(1, pl.Int64)))
-    return counts
+    codes, ids = _numbered(rows[name])
+    types = pl.Series([], dtype=pl.String).extend_constant(None, len(ids))
+    if by is not None:
+        of_row, kinds = _numbered(rows[by])
+        pairs = pa.array(codes.astype(np.int64) * (len(kinds) + 1) + of_row + 1, mask=codes < 0).dictionary_encode()
+        codes, distinct = _dense(pairs), pairs.dictionary.to_numpy()
+        kind = pl.Series(distinct % (len(kinds) + 1) - 1)
+        ids, types = ids.gather(distinct // (len(kinds) + 1)), kinds.gather(kind.set(kind < 0, None))
+    codes = np.where(codes < 0, UNKNOWN_CODE, codes + FIRST_CODE).astype(np.int32, copy=False)
+    return codes, pl.DataFrame({"id": ids, "type": types}, schema={"id": pl.String, "type": pl.String})
+
+
+def _numbered(texts: pl.Series) -> tuple[npt.NDArray[np.int32], pl.Series]:
+    """Return the place of each text among the distinct ones in the order of first appearance, -1 for null; and these."""
+    encoded = texts.cast(pl.String).to_arrow().dictionary_encode()
+    return _dense(encoded), pl.Series(encoded.dictionary, dtype=pl.String)
+
+
+def _dense(encoded: Any) -> npt.NDArray[np.int32]:
+    places: npt.NDArray[np.int32] = encoded.indices.fill_null(-1).to_numpy()
+    return places
 
 
 def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Sum the counts of one table over buckets; the parts' order changes nothing."""
-    return _sum(pl.concat([COUNTS.to_frame(), *parts]))
+    """Sum the counts of one table over buckets; ids that nobody counted are left out, the parts' order changes nothing."""
+    return _sum(pl.concat([COUNTS.to_frame(), *parts]).filter(pl.col("count") > 0))
 
 
 def _sum(counts: pl.DataFrame) -> pl.DataFrame:
@@ -112,7 +128,7 @@ def grow(
 
     Args:
         parent: The parent's vocabulary; None at a lineage's root.
-        counts: Table -> counts of what the parent has not counted, as `count_ids` returns them.
+        counts: Table -> counts of what the parent has not counted, as `merge_counts` returns them.
         rules: Admission by table, for every table of `counts`.
 
     Returns:
@@ -187,44 +203,28 @@ def _fallback(kind: pl.Expr, rows: Mapping[str, int]) -> pl.Expr:
     )
 
 
-def encode(
-    tokens: pl.DataFrame, vocabulary: Vocabulary, features: Sequence[str], item_features: Sequence[str]
-) -> pl.DataFrame:
-    """Replace feature texts by embedding rows.
+def rows_of(ids: pl.DataFrame, table: VocabularyTable) -> npt.NDArray[np.int32]:
+    """Return the embedding row of every code of a dictionary.
 
-    Null is the unknown row; on history tokens (null event_id) context features are the pad row. An id without a row is
-    its fallback row; one that was never counted takes the fallback of its token's type, where the tokens carry
-    `fallback_by`, else the first one.
+    An id without a row has its fallback row; one that was never counted takes the fallback of its type, where that is
+    given, else the first one.
 
     Args:
-        tokens: Tokens with features as text.
-        vocabulary: Ids and rows.
-        features: Columns to encode.
-        item_features: Those of them that history tokens have too.
+        ids: id and type in code order, as `dictionary` returns them; D of them.
+        table: Ids and rows.
 
     Returns:
-        The tokens in their order, features as Int32 without nulls.
+        [FIRST_CODE + D]: the pad row, the unknown row, then those of the ids.
     """
-    columns = []
-    for name in features:
-        table = vocabulary.tables[name]
-        by = table.fallback_by
-        unseen = pl.lit(FIRST_FALLBACK_ROW, pl.Int32)
-        if by is not None and by in tokens.columns:
-            unseen = _fallback(pl.col(by), _fallback_rows(table.fallback_types))
-        text = pl.col(name)
-        if len(table.ids):
-            row = pl.when(pl.col("row") == CANDIDATE).then("fallback").otherwise("row")
-            known = text.replace_strict(
-                table.ids["id"], table.ids.select(row).to_series(), default=None, return_dtype=pl.Int32
-            )
-        else:
-            known = pl.lit(None, pl.Int32)
-        encoded = pl.when(text.is_null()).then(pl.lit(UNKNOWN_ROW, pl.Int32)).otherwise(pl.coalesce(known, unseen))
-        if name not in item_features:
-            encoded = pl.when(pl.col("event_id").is_null()).then(pl.lit(PAD_ROW, pl.Int32)).otherwise(encoded)
-        columns.append(encoded.alias(name))
-    return tokens.with_columns(columns)
+    unseen = _fallback(pl.col("type"), _fallback_rows(table.fallback_types))
+    known = pl.lit(None, pl.Int32)
+    if len(table.ids):
+        row = pl.when(pl.col("row") == CANDIDATE).then("fallback").otherwise("row")
+        known = pl.col("id").replace_strict(
+            table.ids["id"], table.ids.select(row).to_series(), default=None, return_dtype=pl.Int32
+        )
+    found = ids.select(pl.coalesce(known, unseen)).to_series().to_numpy()
+    return np.concatenate([np.asarray([PAD_ROW, UNKNOWN_ROW], np.int32), found])
 
 
 def _version(tables: Mapping[str, VocabularyTable]) -> str:
@@ -232,7 +232,10 @@ def _version(tables: Mapping[str, VocabularyTable]) -> str:
     for name in sorted(tables):
         table = tables[name]
         described = _described(table)
-        digest.update(json.dumps([name, described, table.ids["id"].to_list()], sort_keys=True).encode())
+        digest.update(json.dumps([name, described], sort_keys=True).encode())
+        lengths = table.ids["id"].str.len_bytes().to_numpy()
+        digest.update(lengths.astype("<i8").tobytes())
+        digest.update(table.ids["id"].str.join().item().encode())
         for column in ("row", "fallback", "count"):
             digest.update(table.ids[column].to_numpy().astype("<i8").tobytes())
     return digest.hexdigest()[:16]

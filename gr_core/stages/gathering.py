@@ -51,7 +51,7 @@ class Gathered:
     rows: pl.DataFrame
     """Rows of the users with a target in any role, and rows that count for the vocabulary, by (user_id, shown_at,
     event_id); with an Int32 column per role that holds its mask, and `counted` (Boolean). What is neither a target nor
-    counted may lack the features that only targets carry."""
+    counted lacks the features that only targets carry."""
     save: Callable[[], None]
     """Brings the history store to the pinned version; called once, when the sequences are written."""
     history_bytes: Callable[[], int]
@@ -64,7 +64,8 @@ class Gathered:
 
 def history_columns(rules: SequenceRules) -> HistoryColumns:
     """Return what the history store keeps for sequences of these rules."""
-    texts = dict.fromkeys(("event_id", "item_id", *rules.item_features, *rules.carry))
+    types = (by for feature, by in rules.fallback_by if feature in rules.item_features)
+    texts = dict.fromkeys(("event_id", "item_id", *rules.item_features, *types))
     return HistoryColumns(texts=tuple(texts), times=tuple(action_time(name) for name in rules.action_names))
 
 
@@ -101,7 +102,7 @@ class Gatherer:
         events = self.table.read(version, buckets=[self.bucket], columns=self._columns)
         holdout = self._held(events)
         masks = self.scope.masks(events, holdout)
-        rows = _needed(self._marked(events, masks, holdout))
+        rows = needed(self._marked(events, masks, holdout), self.rules)
         users = rows["user_id"].n_unique()
 
         def save() -> None:
@@ -168,7 +169,7 @@ class Gatherer:
             fresh=fresh,
             holdout=holdout,
             masks=masks,
-            rows=_needed(rows),
+            rows=needed(rows, self.rules),
             save=save,
             history_bytes=lambda: snapshot.bytes_read,
             from_store=floors.height - len(replaced),
@@ -253,7 +254,8 @@ class Gatherer:
 
     @property
     def _columns(self) -> list[str]:
-        names = (*history_columns(self.rules).names, *self.rules.features, "commit", "updated")
+        types = (by for _, by in self.rules.fallback_by)
+        names = (*history_columns(self.rules).names, *self.rules.features, *types, "commit", "updated")
         return list(dict.fromkeys(names))
 
     def _marked(self, events: pl.DataFrame, masks: dict[str, pl.Series], holdout: pl.Series) -> pl.DataFrame:
@@ -288,9 +290,17 @@ def recent_from(scope: DueScope) -> tuple[int, int | None] | None:
     return min(bound.commit for bound in bounds), shown
 
 
-def _needed(rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep the rows of users with a target, and those that count."""
-    return rows.filter(_IS_TARGET.any().over("user_id") | pl.col("counted"))
+def needed(rows: pl.DataFrame, rules: SequenceRules) -> pl.DataFrame:
+    """Keep the rows of users with a target, and those that count; take from mere history what only targets carry.
+
+    Args:
+        rows: Event table columns, a mask per role, and `counted`.
+        rules: The rules.
+    """
+    shown = _IS_TARGET | pl.col("counted")
+    rows = rows.filter(_IS_TARGET.any().over("user_id") | pl.col("counted"))
+    context = [name for name in rules.features if name not in history_columns(rules).texts]
+    return rows.with_columns(pl.when(shown).then(pl.col(name)).alias(name) for name in context)
 
 
 def _changed(snapshot: Snapshot) -> pl.Expr:

@@ -1,21 +1,20 @@
-"""Stages from sequences to packs: the night's vocabulary, then one pack a role."""
+"""Stages from sequences to packs: the night's vocabulary, the buckets' embedding rows, then one pack a role."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
-import polars as pl
+import pyarrow as pa
 
 from gr_core.config import VocabularyTable as VocabularyRule
-from gr_core.data import packfile, packing, sequences, vocabulary
+from gr_core.data import packfile, ragged, sequences, vocabulary
 from gr_core.errors import FormatError
 from gr_core.hashing import file_sha256, fingerprint, short
 from gr_core.lake import store
 from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, PackRef
-from gr_core.stages.sequencing import Role
+from gr_core.stages.sequencing import ROLES, Role, folder_digest, folder_intact
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +37,9 @@ def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, An
     def work() -> dict[str, Any]:
         parent = None
         if night.parent is not None:
-            parent = vocabulary.load(store.local_path(night.parent.vocabulary))
+            parent = vocabulary.load(store.local_copy(night.parent.vocabulary))
         counts = {
-            name: vocabulary.merge_counts(
-                [pl.read_ipc(store.local_path(part["uri"]) / f"{name}.counts.arrow") for part in buckets]
-            )
+            name: vocabulary.merge_counts([sequences.load_ids(store.local_copy(part["uri"]), name) for part in buckets])
             for name in config.model.features
         }
         grown = vocabulary.grow(parent, counts, rules)
@@ -55,17 +52,17 @@ def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, An
 
 def _vocabulary_intact(words: dict[str, Any]) -> bool:
     try:
-        return vocabulary.load(store.local_path(words["uri"])).version == str(words["version"])
+        return vocabulary.load(store.local_copy(words["uri"])).version == str(words["version"])
     except (FormatError, OSError, ValueError):
         return False
 
 
 def _pack_intact(pack: dict[str, Any]) -> bool:
-    folder = store.local_path(pack["uri"])
     try:
-        index = store.read_json(store.join(pack["uri"], packfile.INDEX_FILE))
+        folder = store.local_copy(pack["uri"])
+        index = store.read_json(str(folder / packfile.INDEX_FILE))
         found = {name: file_sha256(folder / name) for name in index["sha256"]}
-    except (OSError, ValueError, KeyError):
+    except (FormatError, OSError, ValueError, KeyError):
         return False
     return bool(found == index["sha256"] and fingerprint(found) == pack["digest"])
 
@@ -74,15 +71,112 @@ def _part_identity(part: dict[str, Any]) -> dict[str, Any]:
     return {key: part[key] for key in ("counts", "digest", "fingerprint")}
 
 
-def write_pack(
-    night: Night, ingested: dict[str, Any], buckets: list[dict[str, Any]], words: dict[str, Any], role: Role
+def encode_bucket(
+    night: Night, part: dict[str, Any], words: dict[str, Any], bucket: int, name: str = ""
 ) -> dict[str, Any]:
-    """Write one role's pack: the buckets' segments, encoded by the night's own vocabulary and batched.
+    """Look up the embedding row of every id in one bucket's dictionaries; tokens keep their codes.
+
+    Args:
+        night: The night.
+        part: What `sequencing.build_bucket` returned for the bucket.
+        words: A vocabulary (uri, version).
+        bucket: The bucket's number.
+        name: Tells encodings by other vocabularies than the night's own apart.
+
+    Returns:
+        uri, digest (of the files).
+    """
+    features = night.settings.model.features
+    identity = {"bucket": _part_identity(part), "vocabulary": words["version"], "features": list(features)}
+    folder = night.uri("encode", "encoded", *([name] if name else []), f"bucket-{bucket:05d}")
+
+    def work() -> dict[str, Any]:
+        tables = vocabulary.load(store.local_copy(words["uri"])).tables
+        ids = store.local_copy(part["uri"])
+        with store.directory(folder) as path:
+            for feature in features:
+                rows = vocabulary.rows_of(sequences.load_ids(ids, feature), tables[feature])
+                ragged.write_columns(path / f"{feature}.rows.arrow", {"row": pa.array(rows)})
+            digest = folder_digest(path)
+        return {"uri": folder, "digest": digest}
+
+    mark = f"{name}-{bucket:05d}" if name else f"{bucket:05d}"
+    return run_stage(night, "encode", identity, work, part=mark, intact=folder_intact)
+
+
+def write_pack(
+    night: Night,
+    ingested: dict[str, Any],
+    buckets: list[dict[str, Any]],
+    encoded: list[dict[str, Any]],
+    words: dict[str, Any],
+    role: Role,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Write one role's pack: the buckets' segments, encoded and batched; read from their files a few batches at a time.
+
+    Args:
+        night: The night.
+        ingested: What its ingestion returned.
+        buckets: What `sequencing.build_bucket` returned, bucket by bucket.
+        encoded: What `encode_bucket` returned for each of them.
+        words: The vocabulary (version) that they are encoded by.
+        role: The role.
+        name: The pack's folder; None: the role.
 
     Returns:
         The PackRef as JSON.
     """
-    return encode_pack(night, ingested, buckets, words, role, name=role)
+    config = night.settings
+    identity = {
+        "buckets": [_part_identity(part) for part in buckets],
+        "vocabulary": words["version"],
+        "pack": config.pack.model_dump(),
+        "seed": night.seed,
+        "role": role,
+    }
+    folder = night.uri("pack", "packs", name or role)
+
+    def work() -> dict[str, Any]:
+        meta = packfile.PackMeta(
+            role=role,
+            features=config.model.features,
+            actions=tuple(config.source.action_names),
+            supervised=config.source.supervised_mask,
+            tokens=config.pack.tokens,
+            layout=config.pack.layout,
+            grouping=config.pack.grouping,
+            token_budget=config.pack.token_budget,
+            seed=night.seed,
+            vocabulary=words["version"],
+            bound=Bound.from_json(ingested["bound"]),
+            fingerprint=fingerprint(identity),
+        )
+        source = _source(buckets, encoded, role)
+        with store.directory(folder) as path:
+            index = packfile.write_pack(path, source, meta)
+        return PackRef(
+            uri=folder,
+            role=role,
+            num_tokens=index["num_tokens"],
+            num_segments=index["num_segments"],
+            num_supervised=index["num_supervised"],
+            num_batches=len(index["batch_tokens"]),
+            digest=fingerprint(index["sha256"]),
+        ).to_json()
+
+    return run_stage(night, "pack", identity, work, part=name or role, intact=_pack_intact)
+
+
+def _source(buckets: list[dict[str, Any]], encoded: list[dict[str, Any]], role: Role) -> ragged.RaggedSource:
+    """Map the buckets' files."""
+    parts = [ragged.read(store.local_copy(part["uri"])) for part in buckets]
+    tables = []
+    for part, rows in zip(parts, encoded, strict=True):
+        folder = store.local_copy(rows["uri"])
+        files = {name: ragged.read_columns(folder / f"{name}.rows.arrow")[0] for name in part.features}
+        tables.append({name: columns["row"].to_numpy() for name, columns in files.items()})
+    return ragged.RaggedSource(parts, tables, 1 << ROLES.index(role))
 
 
 def encode_pack(
@@ -94,58 +188,10 @@ def encode_pack(
     *,
     name: str,
 ) -> dict[str, Any]:
-    """Write one role's pack with a vocabulary (uri, version), which need not be the night's own.
+    """Write one role's pack with a vocabulary (uri, version) that is not the night's own.
 
     Returns:
         The PackRef as JSON.
     """
-    config = night.settings
-    bound = Bound.from_json(ingested["bound"])
-    identity = {
-        "buckets": [_part_identity(part) for part in buckets],
-        "vocabulary": words["version"],
-        "pack": config.pack.model_dump(),
-        "seed": night.seed,
-        "role": role,
-    }
-    folder = night.uri("pack", "packs", name)
-
-    def work() -> dict[str, Any]:
-        table = vocabulary.load(store.local_path(words["uri"]))
-        parts = [_read_sequences(store.local_path(part["uri"]), role) for part in buckets]
-        features, items = config.model.features, config.model.item_features
-        segments = packfile.concat_segments([packing.to_segments(part, table, features, items) for part in parts])
-        meta = packfile.PackMeta(
-            role=role,
-            features=features,
-            actions=tuple(config.source.action_names),
-            supervised=config.source.supervised_mask,
-            tokens=config.pack.tokens,
-            layout=config.pack.layout,
-            grouping=config.pack.grouping,
-            token_budget=config.pack.token_budget,
-            seed=night.seed,
-            vocabulary=words["version"],
-            bound=bound,
-            fingerprint=fingerprint(identity),
-        )
-        with store.directory(folder) as path:
-            index = packfile.write_pack(path, segments, meta)
-        return PackRef(
-            uri=folder,
-            role=role,
-            num_tokens=index["num_tokens"],
-            num_segments=index["num_segments"],
-            num_supervised=index["num_supervised"],
-            num_batches=len(index["batch_tokens"]),
-            digest=fingerprint(index["sha256"]),
-        ).to_json()
-
-    return run_stage(night, "pack", identity, work, part=name, intact=_pack_intact)
-
-
-def _read_sequences(folder: Path, role: str) -> sequences.Sequences:
-    return sequences.Sequences(
-        tokens=pl.read_ipc(folder / f"{role}.tokens.arrow"),
-        segments=pl.read_ipc(folder / f"{role}.segments.arrow"),
-    )
+    encoded = [encode_bucket(night, part, words, bucket, name) for bucket, part in enumerate(buckets)]
+    return write_pack(night, ingested, buckets, encoded, words, role, name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from gr_core.config import Config
-from gr_core.data import due, sequences, vocabulary
+from gr_core.data import due, sequences
+from gr_core.errors import FormatError
 from gr_core.hashing import file_sha256, fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
@@ -27,26 +26,27 @@ US = 1_000_000
 
 def sequence_rules(config: Config) -> sequences.SequenceRules:
     """Return the sequence rules of a config."""
-    by = {rule.fallback_by for rule in config.vocabulary.values() if rule.fallback_by}
+    features = config.model.features
+    types = {name: rule.fallback_by for name, rule in config.vocabulary.items() if rule.fallback_by}
     return sequences.SequenceRules(
         action_names=tuple(config.source.action_names),
-        features=config.model.features,
+        features=features,
         item_features=config.model.item_features,
         max_history=config.sequences.max_history,
         max_targets=config.sequences.max_targets,
         max_age_us=config.sequences.max_age_days * 86_400 * US,
         token_budget=config.pack.token_budget,
         time_window_us=config.pack.time_window_seconds and config.pack.time_window_seconds * US,
-        carry=tuple(sorted(by - set(config.model.features))),
+        fallback_by=tuple((name, types[name]) for name in features if name in types),
         tokens=config.pack.tokens,
     )
 
 
 def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[str, Any]:
-    """Find what is due and new in one bucket; write its sequences for each role and its id counts.
+    """Find what is due and new in one bucket; write its sequences of all roles and its dictionaries.
 
     Returns:
-        uri, digest, and counts of events: due, train (supervised), due_holdout, next_day (new).
+        uri, digest (of the files), and counts of events: due, train (supervised), due_holdout, next_day (new).
     """
     config = night.settings
     bound = Bound.from_json(ingested["bound"])
@@ -70,27 +70,19 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
             bucket=bucket,
             holdout_fraction=config.lake.holdout_fraction,
         ).gather()
-        events, masks = gathered.rows, gathered.masks
-        written: dict[str, pl.DataFrame] = {}
+        rows, masks = gathered.rows, gathered.masks
+        by_role = {str(role): rows[role] for role in ROLES}
+        built = sequences.build_sequences(rows, by_role, sequence_rules(config), counted=rows["counted"])
         with store.directory(folder) as path:
-            for role in ROLES:
-                users = events.filter(pl.col(role) != 0)["user_id"].unique()
-                own = events.filter(pl.col("user_id").is_in(users.implode()))
-                built = sequences.build_sequences(own, own[role], sequence_rules(config))
-                written |= {f"{role}.tokens": built.tokens, f"{role}.segments": built.segments}
-            counted = vocabulary.count_ids(events.filter("counted"), config.model.features, config.vocabulary)
-            written |= {f"{name}.counts": frame for name, frame in counted.items()}
-            for name, frame in written.items():
-                frame.write_ipc(path / f"{name}.arrow", compression="uncompressed")
+            sequences.save(built, path)
+            digest = folder_digest(path)
         counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
-        digest = fingerprint({name: _frame_digest(frame) for name, frame in written.items()})
         gathered.save()
         moved = {"history_read": gathered.history_bytes(), "history_written": history.bytes_written}
         sources = {"from_store": gathered.from_store, "from_table": gathered.from_table}
-        result = {"uri": folder, "counts": counts, "digest": digest, "files": _folder_digest(folder)}
-        return {**result, "bytes": moved, "users": sources}
+        return {"uri": folder, "counts": counts, "digest": digest, "bytes": moved, "users": sources}
 
-    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=_bucket_intact)
+    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=folder_intact)
 
 
 def history_store(night: Night, bucket: int) -> HistoryStore:
@@ -104,18 +96,17 @@ def history_uri(home: str) -> str:
     return store.join(home, "lake", "history")
 
 
-def _frame_digest(frame: pl.DataFrame) -> str:
-    """Return a digest of values and order; a file's bytes may differ for equal frames (what lies under nulls)."""
-    return hashlib.sha256(frame.hash_rows().to_numpy().tobytes()).hexdigest()
+def folder_digest(folder: Path) -> str:
+    """Return a digest of a local folder's files, by name."""
+    return fingerprint({path.name: file_sha256(path) for path in folder.iterdir()})
 
 
-def _folder_digest(uri: str) -> str:
-    folder = store.local_path(uri)
-    return fingerprint([file_sha256(path) for path in sorted(folder.iterdir())] if folder.is_dir() else None)
-
-
-def _bucket_intact(part: dict[str, Any]) -> bool:
-    return bool(_folder_digest(part["uri"]) == part["files"])
+def folder_intact(part: dict[str, Any]) -> bool:
+    """Tell whether a stage's folder (uri) is there, with the files that its `digest` was made of."""
+    try:
+        return bool(folder_digest(store.local_copy(part["uri"])) == part["digest"])
+    except (FormatError, FileNotFoundError):
+        return False
 
 
 def due_scope(night: Night, ingested: dict[str, Any]) -> due.DueScope:

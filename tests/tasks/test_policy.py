@@ -8,6 +8,7 @@ import pytest
 
 from gr_core.errors import CommitConflict, ConfigError, DataContractError, FormatError, StoreUnavailable, TrainingError
 from gr_core.stages import ingesting, judging, packing, sequencing
+from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.ingest import ingest
@@ -22,6 +23,7 @@ BODIES = [
     (ingest, ingesting.ingest),
     (build_bucket, sequencing.build_bucket),
     (grow_vocabulary, packing.grow_vocabulary),
+    (encode_bucket, packing.encode_bucket),
     (write_pack, packing.write_pack),
     (evaluate, judging.evaluate),
     (register, judging.register),

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from gr_core.data.sequences import Sequences, build_sequences
-from tests.sequences import ACTIONS, TIME, US, build, rules, table
+from tests.sequences import ACTIONS, TIME, US, Decoded, build, table
 
 
 def world(seed: int, num_users: int, num_events: int) -> pl.DataFrame:
@@ -59,7 +58,7 @@ def as_of(events: pl.DataFrame, event_id: str) -> pl.DataFrame:
     return seen.with_columns(known=pl.when(itself).then(0).otherwise("known").cast(pl.Int32))
 
 
-def rows_of(built: Sequences) -> list[tuple[pl.DataFrame, pl.DataFrame]]:
+def rows_of(built: Decoded) -> list[tuple[pl.DataFrame, pl.DataFrame]]:
     """Return (history, targets) of each segment."""
     parts, start = [], 0
     for _, length, num_targets in built.segments.rows():
@@ -87,10 +86,9 @@ def test_as_of(window: int | None) -> None:
         before = as_of(events, event)
         if not hi:
             before = before.filter(event_id=event)
-        mask = before.select((pl.col("event_id") == event).cast(pl.Int32)).to_series()
+        before = before.with_columns(due=(pl.col("event_id") == event).cast(pl.Int32))
         # From the same first history token: all of the segment's history before the target, whatever its age.
-        wide = rules(max_history=max(hi, 1), max_age_us=10**12)
-        ((rebuilt, again),) = rows_of(build_sequences(before, mask, wide))
+        ((rebuilt, again),) = rows_of(build(before, max_history=max(hi, 1), max_age_us=10**12))
         assert_frame_equal(old.head(hi).select(inputs), rebuilt.select(inputs))
         # What the target itself sees is the newest of these.
         assert target["lo"].item() >= hi - limits["max_history"]
@@ -214,10 +212,10 @@ rules = SequenceRules(action_names=("click",), features=("item_id",), item_featu
 digests = set()
 for _ in range(5):
     mask = events.select((pl.col("shown_at").dt.timestamp("us") > 60_000).cast(pl.Int32)).to_series()
-    built = build_sequences(events, mask, rules)
-    columns = [*built.tokens.select("item_id", "time", "lo", "hi", "event_id"), *built.segments]
-    digests.add(hashlib.sha256(repr([column.hash(1).sum() for column in columns]).encode() +
-                               built.tokens["time"].to_numpy().tobytes()).hexdigest())
+    built = build_sequences(events, {"train": mask}, rules, counted=mask > 0)
+    digests.add(hashlib.sha256(built.ragged.rows.tobytes() + built.ragged.begin.tobytes() +
+                               repr([built.ragged.users.to_pylist(), built.ids, built.ragged.event_ids.to_pylist()]).encode())
+                .hexdigest())
     events = events.reverse()
 print(*digests, pl.thread_pool_size())
 """

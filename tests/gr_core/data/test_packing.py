@@ -12,13 +12,12 @@ import pyarrow as pa
 import pytest
 
 from gr_core.config import VocabularyTable as Rule
-from gr_core.data.packfile import PackMeta, concat_segments, write_pack
-from gr_core.data.packing import to_segments
+from gr_core.data.packfile import PackMeta, write_pack
 from gr_core.data.sequences import build_sequences
-from gr_core.data.vocabulary import COUNTS, Vocabulary, count_ids, grow, merge_counts
+from gr_core.data.vocabulary import COUNTS, Vocabulary, grow, merge_counts
 from gr_core.hashing import bucket_of
 from gr_core.refs import Bound
-from tests.sequences import TIME, US, rules
+from tests.sequences import TIME, US, count_ids, rules, source_of
 
 EVENTS = pl.Schema(
     {
@@ -98,12 +97,8 @@ def example_vocabulary() -> Vocabulary:
 
 
 def write_example(path: Path, **changes: Any) -> tuple[dict[str, Any], pl.DataFrame]:
-    segments = to_segments(
-        build_sequences(EXAMPLE, EXAMPLE["due"], rules(features=("item_id",), **changes)),
-        example_vocabulary(),
-        ["item_id"],
-        ["item_id"],
-    )
+    limits = rules(features=("item_id",), **changes)
+    segments = source_of([build_sequences(EXAMPLE, {"train": EXAMPLE["due"]}, limits)], example_vocabulary())
     cutoff = round(datetime(2025, 6, 2, tzinfo=UTC).timestamp()) * US
     meta = PackMeta(
         role="train",
@@ -164,16 +159,18 @@ def test_example_9_index(tmp_path: Path) -> None:
 
 def test_a_holdout_user_has_the_same_tokens_in_the_holdout_pack(tmp_path: Path) -> None:
     """B held out: no token of B in the training pack, the same ones with supervise = 1 in the holdout pack."""
-    words = example_vocabulary()
     mine = EXAMPLE.select(due=pl.when(user_id="B").then(0).otherwise("due").cast(pl.Int32)).to_series()
     held = EXAMPLE.select(due=pl.when(user_id="B").then("due").otherwise(0).cast(pl.Int32)).to_series()
-    train = to_segments(build_sequences(EXAMPLE, mine, rules(features=("item_id",))), words, ["item_id"], ["item_id"])
-    holdout = to_segments(build_sequences(EXAMPLE, held, rules(features=("item_id",))), words, ["item_id"], ["item_id"])
+    built = build_sequences(EXAMPLE, {"train": mine, "holdout": held}, rules(features=("item_id",)))
+    train = source_of([built], example_vocabulary(), role=0b01)
+    holdout = source_of([built], example_vocabulary(), role=0b10)
 
-    assert train.users == ["A"]
-    assert holdout.users == ["B"]
-    assert holdout.columns["supervise"].tolist() == [0, 1, 1]
-    assert holdout.columns["item_id"].tolist() == [6, 9, 10]
+    assert train.users.to_pylist() == ["A"]
+    assert holdout.users.to_pylist() == ["B"]
+    columns, events = holdout.take(np.arange(1))
+    assert columns["supervise"].tolist() == [0, 1, 1]
+    assert columns["item_id"].tolist() == [6, 9, 10]
+    assert events.to_pylist() == ["b2", "b3"]
 
 
 def random_events(num_events: int) -> pl.DataFrame:
@@ -197,17 +194,19 @@ def random_events(num_events: int) -> pl.DataFrame:
 
 
 def pack_of(events: pl.DataFrame, path: Path, num_buckets: int) -> dict[str, Any]:
-    features, items = ("item_id", "surface"), ("item_id",)
+    features = ("item_id", "surface")
     admission = {"item_id": Rule(min_count=3, fallback_by="kind"), "surface": Rule()}
-    limits = rules(features=features, carry=("kind",), max_history=20, max_targets=6, token_budget=128)
+    limits = rules(
+        features=features, fallback_by=(("item_id", "kind"),), max_history=20, max_targets=6, token_budget=128
+    )
     buckets = events.with_columns(
         bucket=pl.col("user_id").map_elements(lambda user: bucket_of(user, num_buckets), return_dtype=pl.Int64)
     )
     parts = [buckets.filter(bucket=number) for number in range(num_buckets)]
     counted = [count_ids(part, features, admission) for part in parts]
     words = grow(None, {name: merge_counts([part[name] for part in counted]) for name in features}, admission)
-    built = [build_sequences(part, part["due"], limits) for part in parts]
-    segments = concat_segments([to_segments(part, words, features, items) for part in built])
+    built = [build_sequences(part, {"train": part["due"]}, limits) for part in parts]
+    segments = source_of(built, words)
     meta = PackMeta(
         role="train",
         features=features,

@@ -1,14 +1,18 @@
 """Sequences: what each target sees, as of its shown_at, and how users are cut into segments."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from gr_core.data.sequences import build_sequences
+from gr_core.data import ragged
+from gr_core.data.sequences import Sequences, build_sequences, load_ids, save
 from gr_core.errors import ConfigError
-from tests.sequences import US, build, rules, table
+from tests.sequences import US, build, decoded, rules, table
 
 TOKENS = ["item_id", "actions", "known", "time", "lo", "hi", "position", "supervise", "labels", "label_known"]
 
@@ -202,15 +206,22 @@ def test_a_gap_opens_a_segment() -> None:
     assert built.tokens["item_id"].to_list() == ["i0", "i1", "i2", "i3", "i16", "i17", "i18", "i19", "i20"]
 
 
-def test_carried_columns_and_unknown_features() -> None:
-    """A carried side feature stands on all tokens, null stays null."""
+def test_ids_have_types_and_null_is_unknown() -> None:
+    """A feature's dictionary keeps an id apart by its type; a null feature stays null, of whatever type."""
     rows = [
-        {"id": "h", "user": "u", "item": "h", "shown": 0, "visible": 1, "surface": None},
+        {"id": "g", "user": "u", "item": "i", "shown": 0, "visible": 1, "surface": None},
+        {"id": "h", "user": "u", "item": "i", "shown": 10, "visible": 11, "surface": "feed"},
         {"id": "t", "user": "u", "item": "t", "shown": 100, "due": 1},
     ]
+    events = table(rows).with_columns(shelf=pl.Series([None, "s", "s"]))
+    limits = rules(features=("item_id", "shelf"), item_features=("item_id", "shelf"))
+    limits = replace(limits, fallback_by=(("item_id", "surface"), ("shelf", "surface")))
+    counted = pl.Series([True, True, False])
+    built = build_sequences(events, {"train": events["due"]}, limits, counted=counted)
 
-    tokens = build(table(rows), features=("item_id",), carry=("surface",)).tokens
-    assert tokens["surface"].to_list() == [None, "home"]
+    assert built.ids["item_id"].rows() == [("i", None, 1), ("i", "feed", 1), ("t", "home", 0)]
+    assert built.ids["shelf"].rows() == [("s", "feed", 1), ("s", "home", 0)]
+    assert decoded(built).tokens.select("item_id", "shelf").rows() == [("i", None), ("i", "s"), ("t", "s")]
 
 
 def test_null_and_zero_masks_are_no_target() -> None:
@@ -219,7 +230,7 @@ def test_null_and_zero_masks_are_no_target() -> None:
     events = table(rows)
 
     zero = build(events)
-    null = build_sequences(events, events.select(pl.col("due").replace(0, None)).to_series(), rules())
+    null = build(events.with_columns(pl.col("due").replace(0, None)))
     absent = build(events.filter(user_id="v"))
     for built in (null, absent):
         assert_frame_equal(zero.tokens, built.tokens)
@@ -236,4 +247,89 @@ def test_interleaved_is_refused_by_name() -> None:
 def test_a_mask_of_another_length_is_refused() -> None:
     """One mask entry a row."""
     with pytest.raises(ValueError, match="one entry a row"):
-        build_sequences(EXAMPLE, EXAMPLE["due"].head(3), rules())
+        build_sequences(EXAMPLE, {"train": EXAMPLE["due"].head(3)}, rules())
+
+
+def test_roles_share_segments_where_their_targets_are_the_same() -> None:
+    """One row a token for all roles; a user whose targets differ between two roles has segments of its own in each."""
+    rows = [row for user in "uvwx" for row in history(user, 4)]
+    events = table(rows)
+    last, two = events["event_id"].str.ends_with("3"), events["event_id"].str.contains("[23]$")
+
+    def mask(condition: pl.Series, users: str) -> pl.Series:
+        return (condition & events["user_id"].is_in(list(users))).cast(pl.Int32)
+
+    masks = {"train": mask(last, "uv"), "next_day": mask(last, "uw") | mask(two, "v"), "holdout": mask(last, "w")}
+    built = build_sequences(events, masks, rules())
+
+    assert built.ragged.roles.tolist() == [0b011, 0b001, 0b010, 0b110]
+    assert built.ragged.users.to_pylist() == ["u", "v", "w"]
+    assert built.ragged.num_history == 9
+    assert len(built.ragged.rows) == 9 + 1 + 1 + 2 + 1
+    for bit, name in enumerate(masks):
+        alone = build(events.with_columns(masks[name].alias("due")))
+        together = decoded(built, 1 << bit)
+        assert_frame_equal(together.tokens, alone.tokens)
+        assert_frame_equal(together.segments, alone.segments)
+
+
+def test_what_no_token_and_no_count_needs_leaves_no_trace() -> None:
+    """Other users, and history beyond every target's reach, change neither rows nor dictionaries."""
+    rows = [*history("u", 9), *history("v", 3)]
+    rows[8]["due"] = 1
+    events = table(rows)
+    counted = pl.Series([row["id"] == "v0001" for row in rows])
+    needed = pl.Series([row["id"] in ("u0006", "u0007", "u0008", "v0001") for row in rows])
+
+    def files(some: pl.Series) -> list[Any]:
+        part = events.filter(some)
+        built = build_sequences(part, {"t": part["due"]}, rules(max_history=2), counted=counted.filter(some))
+        return [built.ragged.rows.tolist(), built.ragged.begin.tolist(), {k: v.rows() for k, v in built.ids.items()}]
+
+    assert files(needed) == files(pl.Series([True] * len(rows)))
+    assert files(needed)[2]["item_id"] == [("i6", None, 0), ("i7", None, 0), ("i8", None, 0), ("i1", None, 1)]
+
+
+def test_times_beyond_one_key_are_ordered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users and times that 63 bits do not hold together give the same sequences."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "id": f"e{i}",
+            "user": f"u{i % 3}",
+            "item": f"i{i}",
+            "shown": int(t),
+            "taken": {"like": int(t) + 5000},
+            "due": 1,
+        }
+        for i, t in enumerate(rng.integers(0, 10_000, 60))
+    ]
+    limits = {"max_history": 8, "max_age_us": 4000 * US, "time_window_us": 3500 * US}
+    expected = build(table(rows), **limits)
+    monkeypatch.setattr("gr_core.data.timeline.KEY_BITS", 20)
+
+    found = build(table(rows), **limits)
+    assert_frame_equal(found.tokens, expected.tokens)
+    assert_frame_equal(found.segments, expected.segments)
+
+
+def test_sequences_come_back_from_their_files(tmp_path: Path) -> None:
+    """Rows, segments, texts and dictionaries, null types among them; equal sequences give equal bytes."""
+    events = EXAMPLE.with_columns(kind=pl.Series([None, "k"] * 4))
+    limits = replace(rules(), fallback_by=(("item_id", "kind"),))
+    built = build_sequences(events, {"train": events["due"]}, limits, counted=pl.Series([True] * 8))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save(built, tmp_path / name)
+    again = ragged.read(tmp_path / "a")
+
+    assert [path.name for path in sorted((tmp_path / "a").iterdir())] == sorted(
+        ["rows.arrow", "segments.arrow", "events.arrow", "item_id.ids.arrow", "surface.ids.arrow"]
+    )
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+    for name, frame in built.ids.items():
+        assert_frame_equal(load_ids(tmp_path / "a", name), frame)
+    read = Sequences(ragged=again, ids=built.ids)
+    assert_frame_equal(decoded(read).tokens, decoded(built).tokens)
+    assert_frame_equal(decoded(read).segments, decoded(built).segments)

@@ -10,9 +10,20 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from gr_core.config import VocabularyTable as Rule
-from gr_core.data.vocabulary import COUNTS, Vocabulary, capacity_for, count_ids, encode, grow, load, merge_counts, save
+from gr_core.data.vocabulary import (
+    COUNTS,
+    Vocabulary,
+    capacity_for,
+    dictionary,
+    grow,
+    load,
+    merge_counts,
+    rows_of,
+    save,
+)
 from gr_core.errors import FormatError
 from gr_core.hashing import bucket_of, is_holdout, stable_hash
+from tests.sequences import count_ids
 
 
 def counts(pairs: dict[str, int], kinds: dict[str, str] | None = None) -> pl.DataFrame:
@@ -23,9 +34,13 @@ def rows(vocabulary: Vocabulary, table: str = "item_id") -> dict[str, int]:
     return dict(vocabulary.tables[table].ids.select("id", "row").iter_rows())
 
 
-def tokens(items: list[str | None], **columns: list[str | None]) -> pl.DataFrame:
-    events = columns.pop("event_id", [f"e{i}" for i in range(len(items))])
-    return pl.DataFrame({"item_id": items, **columns, "event_id": events}, schema_overrides={"item_id": pl.String})
+def encode(items: list[str | None], vocabulary: Vocabulary, kinds: list[str | None] | None = None) -> list[int]:
+    """Return the embedding rows of items, by way of their dictionary."""
+    frame = pl.DataFrame(
+        {"item_id": items, "kind": kinds or [None] * len(items)}, schema_overrides={"item_id": pl.String}
+    )
+    codes, ids = dictionary(frame, "item_id", "kind" if kinds else None)
+    return [int(row) for row in rows_of(ids, vocabulary.tables["item_id"])[codes]]
 
 
 def test_example_8_stable_hashes() -> None:
@@ -59,11 +74,11 @@ def test_rows_follow_reserved_ones_by_count_then_id() -> None:
 def test_item_zero_is_a_real_row() -> None:
     """The raw id 0 has its own row; only the padding is row 0 (case E16)."""
     grown = grow(None, {"item_id": counts({"0": 3, "1": 2})}, {"item_id": Rule()})
-    encoded = encode(tokens(["0", "1", None]), grown, ["item_id"], ["item_id"])
+    encoded = encode(["0", "1", None], grown)
 
-    assert encoded["item_id"].to_list() == [3, 4, 1]
+    assert encoded == [3, 4, 1]
     back = {row: id_ for id_, row in rows(grown).items()}
-    assert [back[row] for row in encoded["item_id"].to_list()[:2]] == ["0", "1"]
+    assert [back[row] for row in encoded[:2]] == ["0", "1"]
 
 
 def test_existing_rows_never_move() -> None:
@@ -123,11 +138,9 @@ def test_fallback_rows_by_type() -> None:
     assert root.tables["item_id"].fallback_types == child.tables["item_id"].fallback_types == ("t1", "t2", "t3", "t4")
     assert rows(root) == {"a": 6, "b": 7, "c": 8, "d": 9, "lone": -1}
     assert rows(child)["e"] == 10
-    frame = tokens(
-        ["a", "lone", "lone2", "odd", "never", "never", None], kind=["t1", "t3", "t2", "t9", "t4", None, "t4"]
-    )
-    assert encode(frame, child, ["item_id"], ["item_id"])["item_id"].to_list() == [6, 4, 3, 2, 5, 2, 1]
-    assert encode(frame.drop("kind"), child, ["item_id"], ["item_id"])["item_id"].to_list() == [6, 4, 3, 2, 2, 2, 1]
+    items = ["a", "lone", "lone2", "odd", "never", "never", None]
+    assert encode(items, child, ["t1", "t3", "t2", "t9", "t4", None, "t4"]) == [6, 4, 3, 2, 5, 2, 1]
+    assert encode(items, child) == [6, 4, 3, 2, 2, 2, 1]
 
 
 def test_the_childs_fallback_is_what_the_parent_used() -> None:
@@ -135,17 +148,13 @@ def test_the_childs_fallback_is_what_the_parent_used() -> None:
     rules = {"item_id": Rule(min_count=2, fallback_by="kind")}
     parent = grow(None, {"item_id": counts({"a": 2, "b": 2, "c": 1}, {"a": "t1", "b": "t2", "c": "t2"})}, rules)
     child = grow(parent, {"item_id": counts({"c": 4, "n": 3}, {"c": "t1", "n": "t2"})}, rules)
-    frame = tokens(["a", "b", "c", "n", "never"], kind=["t1", "t2", "t2", "t2", "t2"])
+    items, kinds = ["a", "b", "c", "n", "never"], ["t1", "t2", "t2", "t2", "t2"]
 
-    own = encode(frame, parent, ["item_id"], ["item_id"])["item_id"].to_list()
     table = child.tables["item_id"]
     fallback = dict(table.ids.select("row", "fallback").iter_rows())
     known_rows = parent.tables["item_id"].rows
-    mapped = [
-        fallback[row] if row >= known_rows else row
-        for row in encode(frame, child, ["item_id"], ["item_id"])["item_id"].to_list()
-    ]
-    assert mapped == own
+    mapped = [fallback[row] if row >= known_rows else row for row in encode(items, child, kinds)]
+    assert mapped == encode(items, parent, kinds)
 
 
 def test_a_table_without_any_id_has_one_fallback() -> None:
@@ -153,17 +162,22 @@ def test_a_table_without_any_id_has_one_fallback() -> None:
     empty = grow(None, {"item_id": counts({})}, {"item_id": Rule(fallback_by="kind")})
 
     assert (empty.tables["item_id"].rows, empty.tables["item_id"].capacity) == (3, 4)
-    assert encode(tokens(["a", None]), empty, ["item_id"], ["item_id"])["item_id"].to_list() == [2, 1]
+    assert encode(["a", None], empty) == [2, 1]
 
 
-def test_context_features_are_padding_on_history() -> None:
-    """History tokens (null event_id) have row 0 for context features; a null on a target is unknown."""
-    grown = grow(None, {"surface": counts({"home": 1})}, {"surface": Rule()})
-    frame = tokens(["i"] * 4, surface=[None, "home", None, "tv"], event_id=[None, "e1", "e2", "e3"])
-    encoded = encode(frame, grown, ["surface"], ["item_id"])
+def test_a_dictionary_numbers_ids_by_first_appearance() -> None:
+    """Code 1 for null, ids from 2 on; an id of two types has two codes; code 0 and 1 have the pad and unknown rows."""
+    frame = pl.DataFrame({"item_id": ["b", None, "a", "b", "b"], "kind": ["x", "x", None, "y", "x"]})
+    plain, ids = dictionary(frame, "item_id")
+    typed, pairs = dictionary(frame, "item_id", "kind")
 
-    assert encoded["surface"].to_list() == [0, 3, 1, 2]
-    assert encoded["surface"].dtype == pl.Int32
+    assert plain.tolist() == [2, 1, 3, 2, 2]
+    assert ids.rows() == [("b", None), ("a", None)]
+    assert typed.tolist() == [2, 1, 3, 4, 2]
+    assert pairs.rows() == [("b", "x"), ("a", None), ("b", "y")]
+    grown = grow(None, {"item_id": counts({"b": 1})}, {"item_id": Rule()})
+    assert rows_of(pairs, grown.tables["item_id"]).tolist() == [0, 1, 3, 2, 3]
+    assert dictionary(frame.clear(), "item_id", "kind")[0].tolist() == []
 
 
 @pytest.mark.parametrize(("num_rows", "capacity"), [(3, 4), (4, 8), (11, 16), (12, 16), (13, 32), (52, 128)])
@@ -196,7 +210,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert rows(loaded) == rows(grown)
     assert grow(loaded, {"item_id": counts({}), "surface": counts({})}, rules).version == grown.version
     value = json.loads((tmp_path / "vocabulary.json").read_text())
-    assert value["format"] == 1
+    assert value["format"] == 2
     assert value["tables"]["item_id"] == {
         "rows": 5,
         "capacity": 8,
@@ -217,7 +231,7 @@ def test_damage_is_a_format_error(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "vocabulary.json"
     value = json.loads(path.read_text())
     if damage == "format":
-        path.write_text(json.dumps({**value, "format": 2}))
+        path.write_text(json.dumps({**value, "format": 1}))
     elif damage == "rows":
         value["tables"]["item_id"]["rows"] = 9
         path.write_text(json.dumps(value))

@@ -12,13 +12,13 @@ import torch
 
 from gr_core.data import vocabulary
 from gr_core.data.packfile import PackMeta, write_pack
-from gr_core.data.packing import to_segments
 from gr_core.data.sequences import SequenceRules, build_sequences
 from gr_core.model.settings import ModelConfig
 from gr_core.refs import Bound
 from gr_core.train.loop import train
 from gr_core.train.run import Run, read_tables
 from gr_core.train.settings import TrainConfig
+from tests.sequences import count_ids, source_of
 
 US, DELAY = 1_000_000, 1800 * 1_000_000
 START = 1_748_736_000 * US
@@ -72,7 +72,7 @@ def build_checkpoint(root: Path) -> Trained:
     """Train one pass with limits that bite: 5 history tokens, 30 hours."""
     events = make_events()
     features = ITEM_FEATURES + CONTEXT
-    counts = vocabulary.count_ids(events.filter(pl.col("item_id") != "i3"), features, {})
+    counts = count_ids(events.filter(pl.col("item_id") != "i3"), features, {})
     words = vocabulary.grow(None, counts, {name: _Rule() for name in features})
     vocabulary.save(words, root / "vocabulary")
     # One target a segment in the pack to score: history tokens then begin where a request's do.
@@ -86,7 +86,7 @@ def build_checkpoint(root: Path) -> Trained:
         token_budget=256,
         time_window_us=None,
     )
-    segments = to_segments(build_sequences(events, events["due"], rules), words, features, ITEM_FEATURES)
+    segments = source_of([build_sequences(events, {"due": events["due"]}, rules)], words)
     bound = Bound(commit=1, cutoff_us=START + 3 * 86_400 * US, shown_before_us={}, delta_version=1)
     for role in ("train", "next_day"):
         meta = PackMeta(

@@ -13,15 +13,15 @@ import polars as pl
 import pytest
 
 from gr_core.config import Config
-from gr_core.data import vocabulary
 from gr_core.data.due import DueScope, make_bound
-from gr_core.data.sequences import SequenceRules, build_sequences
+from gr_core.data.ragged import SEGMENT_TYPES
+from gr_core.data.sequences import SequenceRules, Sequences, build_sequences
 from gr_core.hashing import bucket_of, is_holdout
 from gr_core.lake import history, history_rows
 from gr_core.lake.events import EventTable, erasure
 from gr_core.lake.history import HistoryStore
 from gr_core.refs import NEVER, Bound
-from gr_core.stages.gathering import ROLES, Gatherer, history_columns, recent_from
+from gr_core.stages.gathering import ROLES, Gatherer, history_columns, needed, recent_from
 from tests.events import batch, event, make_config, table
 from tests.sequences import US
 
@@ -35,7 +35,7 @@ def rules(**changes: Any) -> SequenceRules:
         "action_names": ("click", "like"),
         "features": ("item_id", "kind", "surface"),
         "item_features": ("item_id", "kind"),
-        "carry": ("author",),
+        "fallback_by": (("item_id", "author"), ("surface", "kind")),
         "max_history": 4,
         "max_targets": 3,
         "max_age_us": 300 * DAY * US,
@@ -142,7 +142,7 @@ class World:
             masks = scope.masks(everything, held)
             fresh = (pl.col("commit") > scope.parent_commit) & (pl.col("commit") <= scope.now.commit)
             marked = everything.with_columns(*(masks[role].alias(role) for role in ROLES), counted=fresh & ~held)
-            assert_equal(built(gathered.rows, self.rules), built(marked, self.rules))
+            assert_equal(built(gathered.rows, self.rules), built(needed(marked, self.rules), self.rules))
             for name, mask in masks.items():
                 assert int((gathered.masks[name] != 0).sum()) == int((mask != 0).sum())
             gathered.save()
@@ -158,28 +158,26 @@ class World:
         return now
 
 
-def built(rows: pl.DataFrame, limits: SequenceRules) -> dict[str, pl.DataFrame]:
-    """Build the sequences of marked rows and count their ids."""
-    made = vocabulary.count_ids(rows.filter("counted"), limits.features, {})
-    for role in ROLES:
-        users = rows.filter(pl.col(role) != 0)["user_id"].unique()
-        own = rows.filter(pl.col("user_id").is_in(users.implode()))
-        found = build_sequences(own, own[role], limits)
-        made |= {f"{role}.tokens": found.tokens, f"{role}.segments": found.segments}
-    return made
+def built(rows: pl.DataFrame, limits: SequenceRules) -> Sequences:
+    """Build the sequences of marked rows."""
+    return build_sequences(rows, {role: rows[role] for role in ROLES}, limits, counted=rows["counted"])
 
 
-def assert_equal(found: dict[str, pl.DataFrame], expected: dict[str, pl.DataFrame]) -> None:
+def assert_equal(found: Sequences, expected: Sequences) -> None:
     """Compare all that is written of sequences."""
-    assert found.keys() == expected.keys()
-    assert all(found[name].equals(expected[name]) for name in found)
+    for name in ("rows", *SEGMENT_TYPES):
+        np.testing.assert_array_equal(getattr(found.ragged, name), getattr(expected.ragged, name))
+    assert found.ragged.num_history == expected.ragged.num_history
+    assert found.ragged.users.equals(expected.ragged.users)
+    assert found.ragged.event_ids.equals(expected.ragged.event_ids)
+    assert all(found.ids[name].equals(expected.ids[name]) for name in expected.ids)
 
 
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"max_history": 2, "time_window_us": 20 * 3600 * US},
     {"max_history": 6, "max_age_us": 2 * DAY * US},
-    {"max_history": 1, "max_targets": 1},
+    {"max_history": 1, "max_targets": 1, "fallback_by": (("item_id", "surface"),)},
 ]
 
 

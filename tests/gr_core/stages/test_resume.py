@@ -92,7 +92,7 @@ def test_damaged_outputs_of_an_unfinished_night_are_made_again(tmp_path: Path, w
     victims = {
         "manifest": folder / "manifests" / "ingest.json",
         "pack": folder / "packs" / "train" / "pack.arrow",
-        "sequences": folder / "sequences" / "bucket-00000" / "train.tokens.arrow",
+        "sequences": folder / "sequences" / "bucket-00000" / "rows.arrow",
         "vocabulary": next(folder.glob("vocabulary-*/item_id.arrow")),
     }
     victims[what].write_bytes(victims[what].read_bytes()[:-40])
