@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 from rich.console import Console
 
+from flows import erasing
 from flows.checking import check
 from flows.servers import end_orphaned_servers
 from gr_core.config import Config, load_config
@@ -112,6 +113,20 @@ def _parser() -> Parser:
     look = commands.add_parser("check", parents=[common], allow_abbrev=False, help="a day's raw files, without a night")
     look.add_argument("--date", type=_day, help="lake day YYYY-MM-DD (default: yesterday in the lake's zone)")
     look.set_defaults(run=check)
+
+    erase = commands.add_parser(
+        "forget", parents=[common], allow_abbrev=False, help="erase a user, and keep him out from now on"
+    )
+    erase.add_argument("user", metavar="USER", help="the user's id as the raw feed has it")
+    erase.set_defaults(run=erasing.forget)
+
+    back = commands.add_parser(
+        "retract", parents=[common], allow_abbrev=False, help="take back a day that went wrong, and what it trained"
+    )
+    back.add_argument("--date", type=_day, help="the lake day whose ingestion is taken back")
+    back.add_argument("--commit", type=_version, metavar="N", help="or the number of the ingestion")
+    back.add_argument("--reason", required=True, help="why, for those who read the status later")
+    back.set_defaults(run=erasing.retract)
 
     config = commands.add_parser("config", help="the resolved config")
     show = config.add_subparsers(required=True, metavar="ACTION").add_parser(
@@ -237,6 +252,9 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
         return
     if options.run is _config_show:
         Console().print_json(json.dumps(value))
+        return
+    if options.run in (erasing.forget, erasing.retract):
+        sys.stdout.write(erasing.told(value))
         return
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     if options.run is check:
