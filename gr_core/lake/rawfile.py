@@ -62,7 +62,7 @@ def read_schema(uri: str, form: Format, types: Mapping[str, str], key: str) -> d
             _text_frame(uri, form, list(declared), head=100)
             found = {}
     except (*_DAMAGED, OSError) as error:
-        raise _unreadable(uri, form, error) from error
+        raise _unreadable(uri, form, error) from None
     if form == "ndjson":
         return {**path, **declared}
     if form == "csv":
@@ -115,7 +115,7 @@ def read_frame(
             return frame.with_columns(*casts, *given, pl.lit(None, pl.String).alias(PROBLEM)).select(*columns, PROBLEM)
         frame = _text_frame(uri, form, own, head)
     except (*_DAMAGED, OSError) as error:
-        raise _unreadable(uri, form, error) from error
+        raise _unreadable(uri, form, error) from None
     typed = [_from_text(name, schema[name]).alias(name) for name in own if schema[name] != pl.String]
     bad = [_from_text(n, schema[n]).is_null() & pl.col(n).is_not_null() for n in own if schema[n] != pl.String]
     wrong = pl.when(pl.any_horizontal(bad)).then(pl.lit("bad_value")) if bad else pl.lit(None, pl.String)
@@ -143,7 +143,7 @@ def column_names(uri: str, form: Format, head: int | None = None) -> list[str]:
             return [name for name in _text_frame(uri, form, [], head=1).columns if name != PROBLEM]
         return _keys(_lines(uri, head))
     except (*_DAMAGED, OSError) as error:
-        raise _unreadable(uri, form, error) from error
+        raise _unreadable(uri, form, error) from None
 
 
 def count_rows(uri: str, form: Format, size: int) -> tuple[int, bool]:
@@ -168,7 +168,7 @@ def count_rows(uri: str, form: Format, size: int) -> tuple[int, bool]:
         lines = sum(1 for line in text.split(b"\n") if line.strip()) - (form == "csv")
         return (max(lines, 0), True) if taken is None else (round(max(lines, 0) * max(size / taken, 1.0)), False)
     except (*_DAMAGED, OSError) as error:
-        raise _unreadable(uri, form, error) from error
+        raise _unreadable(uri, form, error) from None
 
 
 def raw_rows(uri: str, form: Format, rows: Sequence[int], head: int | None = None) -> list[str]:
