@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
+from typing import Self
 
 import polars as pl
 
@@ -49,23 +50,27 @@ class ActionBatch:
     """`lake.quarantine.SCHEMA`; reasons bad_row, bad_value, null_id, null_time, bad_time, clock_skew, no_action."""
     read: int
     """Rows in the files: rows + quarantine."""
+    cutoff_us: int = 0
+    """The night's cutoff, by which it is judged whether an impression may still come."""
 
-    def check(self) -> None:
+    def check(self) -> Self:
         """Raise AssertionError when a row was lost (a fault of ours, never of the data)."""
         if self.read != self.rows.height + self.quarantine.height:
             raise AssertionError(
                 f"action rows lost: read {self.read}, rows {self.rows.height}, quarantined {self.quarantine.height}"
             )
+        return self
 
 
-def concat(batches: Iterable[ActionBatch]) -> ActionBatch:
-    """Return several batches as one, in their order; none at all gives an empty one."""
+def concat(batches: Iterable[ActionBatch], cutoff_us: int = 0) -> ActionBatch:
+    """Return several batches as one of a night with this cutoff, in their order; none at all gives an empty one."""
     parts = list(batches)
     bad = pl.concat([quarantine.SCHEMA.to_frame(), *(part.quarantine for part in parts)])
     return ActionBatch(
         rows=pl.concat([SCHEMA.to_frame(), *(part.rows for part in parts)]),
         quarantine=bad.sort("reason", "feed", "file", "row"),
         read=sum(part.read for part in parts),
+        cutoff_us=cutoff_us,
     )
 
 

@@ -26,6 +26,9 @@ from gr_core.schema import action_time
 # What became of a row, from least to most: of several answers (one a bucket) the greatest holds.
 NO_EVENT, OUTSIDE_WINDOW, DUPLICATE, MERGED = range(4)
 
+WAITING = pl.Schema({**actions.SCHEMA, "commit": pl.Int64()})
+"""Rows that wait for their impression; commit: the number of the ingestion that read them."""
+
 _CARRIED, _ROW, _EVENT = "\x00carried", "\x00row", "\x00event"
 
 
@@ -34,7 +37,7 @@ class Asked:
     """The action rows of one ingestion, each once."""
 
     rows: pl.DataFrame
-    """`actions.SCHEMA` and a boolean, whether the row waited: the waiting ones first. A row's number is its place."""
+    """`WAITING` (commit null: tonight's) and a boolean, whether the row waited: these first. Its place is its number."""
     repeats: int
     """Rows of tonight left out: same event, actions and time as another, or as one that waited."""
     repeats_waiting: int
@@ -68,7 +71,7 @@ class Settled:
     """What became of all action rows of one ingestion."""
 
     pending: pl.DataFrame
-    """`actions.SCHEMA`: rows that wait for their impression, waiting ones of before included."""
+    """`WAITING`: rows that wait for their impression, those of before included."""
     quarantine: pl.DataFrame
     """`lake.quarantine.SCHEMA`: what the batch brought, and the reasons outside_window and no_impression."""
     counts: ActionRows
@@ -79,22 +82,18 @@ def ask(batch: ActionBatch, waiting: pl.DataFrame) -> Asked:
 
     Args:
         batch: Tonight's rows.
-        waiting: `actions.SCHEMA`: what the commit before left pending.
+        waiting: `WAITING`: what the commit before left pending.
     """
-    names = actions.SCHEMA.names()
-    both = pl.concat(
-        [
-            waiting.select(names).with_columns(pl.lit(value=True).alias(_CARRIED)),
-            # of equal rows the first by name of feed and file stays, whatever order the files were listed in
-            batch.rows.sort("feed", "file", maintain_order=True).with_columns(pl.lit(value=False).alias(_CARRIED)),
-        ]
-    )
+    # of equal rows the first by name of feed and file stays, whatever order the files were listed in
+    fresh = batch.rows.sort("feed", "file", maintain_order=True).with_columns(pl.lit(None, pl.Int64).alias("commit"))
+    parts = ((waiting, True), (fresh, False))
+    both = pl.concat([rows.select(*WAITING, pl.lit(waits).alias(_CARRIED)) for rows, waits in parts])
     rows = both.unique(["event_id", "actions", "acted_at"], keep="first", maintain_order=True)
     lost_waiting = waiting.height - int(rows[_CARRIED].sum())
     return Asked(rows=rows, repeats=both.height - rows.height - lost_waiting, repeats_waiting=lost_waiting)
 
 
-def reach(config: Config, rows: pl.DataFrame) -> list[tuple[int, int]]:
+def spans(config: Config, rows: pl.DataFrame) -> list[tuple[int, int]]:
     """Return the ranges of shown_at in which the table may hold events that rows are about.
 
     The rows of one lake day look back by the longest window among them, so a few late ones do not make the ingestion
@@ -105,22 +104,14 @@ def reach(config: Config, rows: pl.DataFrame) -> list[tuple[int, int]]:
         rows: With `actions` and `acted_at`.
 
     Returns:
-        Half-open ranges [low, high) in microseconds since the epoch, ascending and apart.
+        Half-open ranges [low, high) in microseconds since the epoch, one a lake day; they may overlap.
     """
-    days = rows.select(
-        pl.col("acted_at").dt.convert_time_zone(config.lake.zone).dt.date().alias("day"),
-        _window(config).alias("window"),
-    )
-    ranges: list[tuple[int, int]] = []
-    for day, window in days.group_by("day").agg(pl.col("window").max()).iter_rows():
-        ranges.append((day_start_us(day, config.lake.zone) - window, day_end_us(day, config.lake.zone)))
-    apart: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if apart and low <= apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(high, apart[-1][1]))
-        else:
-            apart.append((low, high))
-    return apart
+    zone = config.lake.zone
+    day = pl.col("acted_at").dt.convert_time_zone(zone).dt.date()
+    longest = rows.select(day.alias("day"), _window(config).alias("window")).group_by("day").agg(pl.col("window").max())
+    return [
+        (day_start_us(day, zone) - window, day_end_us(day, zone)) for day, window in longest.sort("day").iter_rows()
+    ]
 
 
 def know_all(config: Config, events: pl.DataFrame) -> pl.DataFrame:
@@ -240,18 +231,20 @@ def settle(
     asked: Asked,
     fates: pl.Series,
     *,
-    cutoff_us: int,
+    number: int,
     forgotten: pl.Series | None = None,
 ) -> Settled:
     """Say what becomes of every action row of an ingestion, once all events were asked.
+
+    A row without an event is pending while acted_at + window + lateness is not before the night's cutoff: the same `<`
+    that tells whether a label is due.
 
     Args:
         config: The run's config.
         batch: Tonight's rows.
         asked: What `ask` made of them and of those that waited.
         fates: One an asked row: the greatest of all buckets.
-        cutoff_us: The night's cutoff: a row without an event is pending while acted_at + window + lateness is not
-            before it, the same `<` that tells whether a label is due.
+        number: The ingestion's commit number.
         forgotten: event_ids whose impression was left out because its user asked to be forgotten.
 
     Returns:
@@ -269,7 +262,7 @@ def settle(
         .then(pl.lit("outside_window"))
         .when(erased)
         .then(pl.lit("forgotten"))
-        .when(until < cutoff_us)
+        .when(until < batch.cutoff_us)
         .then(pl.lit("no_impression"))
         .otherwise(pl.lit("pending"))
     )
@@ -277,8 +270,9 @@ def settle(
     spoilt = rows.filter(pl.col("reason").is_in(["outside_window", "no_impression"]))
     content = pl.struct("event_id", "actions", "acted_at").struct.json_encode().alias("row")
     bad = pl.concat([batch.quarantine, spoilt.with_columns(content).select(quarantine.SCHEMA.names())])
+    waits = rows.filter(pl.col("reason") == "pending").with_columns(pl.col("commit").fill_null(number))
     settled = Settled(
-        pending=rows.filter(pl.col("reason") == "pending").select(actions.SCHEMA.names()),
+        pending=waits.select(WAITING.names()),
         quarantine=bad.sort("reason", "feed", "file", "row"),
         counts=_counts(batch, asked, rows),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from gr_core.refs import Ref, Rows
+from gr_core.refs import ActionRows, Ref, Rows
 
 NIGHT_KEY = "daybreak.night"
 COMMIT_KEY = "daybreak.commit"
@@ -45,6 +45,12 @@ class Commit(Ref):
     """Restated feed day -> all numbers that its rows came under, this commit's last."""
     replaced: int = 0
     """Events of restated days that left the table because they were not delivered again."""
+    action_rows: ActionRows | None = None
+    """Accounting of the actions feeds' rows; None where the ingestion had none of such feeds."""
+    action_reasons: dict[str, int] = field(default_factory=dict)
+    """Quarantined action rows by reason."""
+    pending: str = ""
+    """File of the action rows that wait after this commit, below the lake's directory of them; empty: no row."""
     quarantine: str = ""
     """Quarantine file below the lake's quarantine directory; empty: no row."""
 
@@ -55,7 +61,9 @@ class Commit(Ref):
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Build from plain JSON values, the row counts included."""
+        """Build from plain JSON values, the counts of rows included."""
         names = set(cls.__dataclass_fields__)
         known = {key: value for key, value in values.items() if key in names}
+        if known.get("action_rows") is not None:
+            known["action_rows"] = ActionRows.from_json(known["action_rows"])
         return cls(**{**known, "rows": Rows.from_json(values["rows"])})

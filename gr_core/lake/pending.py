@@ -11,7 +11,7 @@ import io
 
 import polars as pl
 
-from gr_core.data.actions import SCHEMA
+from gr_core.data.joining import WAITING
 from gr_core.lake import store
 
 
@@ -24,19 +24,19 @@ def write(root: str, number: int, night: str, rows: pl.DataFrame) -> str:
         root: URI of the lake's directory of pending rows.
         number: Commit number.
         night: The night that the commit names.
-        rows: `actions.SCHEMA`.
+        rows: `joining.WAITING`.
     """
     if rows.is_empty():
         return ""
     path = f"commit={number}/{hashlib.sha256(night.encode()).hexdigest()[:16]}.parquet"
     content = io.BytesIO()
-    rows.select(SCHEMA.names()).write_parquet(content, compression="zstd")
+    rows.select(WAITING.names()).write_parquet(content, compression="zstd")
     store.write_bytes(store.join(root, path), content.getvalue())
     return path
 
 
 def read(root: str, path: str) -> pl.DataFrame:
-    """Read what waits after a commit as `actions.SCHEMA`; path "" is nothing."""
+    """Read what waits after a commit as `joining.WAITING`; path "" is nothing."""
     if not path:
-        return SCHEMA.to_frame()
-    return pl.read_parquet(io.BytesIO(store.read_bytes(store.join(root, path)))).select(SCHEMA.names())
+        return WAITING.to_frame()
+    return pl.read_parquet(io.BytesIO(store.read_bytes(store.join(root, path)))).select(WAITING.names())

@@ -173,13 +173,6 @@ def _check_feed(config: Config, feed: FeedConfig, files: list[SourceFile]) -> No
 
 def _supported(config: Config) -> None:
     refuse_clear_ids(config)
-    for feed in config.source.feeds:
-        if feed.role == "actions":
-            raise ConfigError(
-                f"source.feeds[{feed.name}]: role actions (two-feed sources) is not read yet; "
-                "give the labels in the rows of the events feed",
-                where=f"source.feeds[{feed.name}].role",
-            )
     if config.source.restate == "replace":
         raise ConfigError('source.restate = "replace" is not read yet; set it to "update"', where="source.restate")
 

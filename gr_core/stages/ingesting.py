@@ -7,7 +7,7 @@ from datetime import date as Date
 from typing import Any
 
 from gr_core.config import Config
-from gr_core.data import checks, contract, due
+from gr_core.data import actions, checks, contract, due
 from gr_core.errors import ConfigError
 from gr_core.lake import source, store, tombstones, userkey
 from gr_core.lake.events import EventTable
@@ -47,7 +47,36 @@ def preflight(config: Config, home: str, day: Date) -> list[source.SourceFile]:
         and sum(file.size for file in files) <= DEEP_CHECK_BYTES
     ):
         contract.read_day(config, day, files, feed=feed)
+        read_actions(config, [(day, files)])
     return files
+
+
+def read_actions(
+    config: Config, deliveries: list[tuple[Date, list[source.SourceFile]]], cutoff_us: int = 0
+) -> actions.ActionBatch | None:
+    """Read the files of all actions feeds.
+
+    Args:
+        config: The run's config.
+        deliveries: Feed days with their files; those of other feeds are passed over.
+        cutoff_us: The night's cutoff.
+
+    Returns:
+        The batch; None where the source has no actions feed.
+
+    Raises:
+        DataContractError: As `actions.read_actions`.
+    """
+    feeds = [feed for feed in config.source.feeds if feed.role == "actions"]
+    if not feeds:
+        return None
+    parts = (actions.read_actions(config, day, files, feed=feed) for day, files in deliveries for feed in feeds)
+    return actions.concat(parts, cutoff_us)
+
+
+def _action_files(config: Config, day: Date) -> list[source.SourceFile]:
+    feeds = [feed for feed in config.source.feeds if feed.role == "actions"]
+    return [file for feed in feeds for file in source.list_files(config, day, feed)]
 
 
 def check_supported(config: Config) -> None:
@@ -69,9 +98,10 @@ def ingest(night: Night) -> dict[str, Any]:
     """Commit the day's raw events to the event table, the bootstrap history first.
 
     Returns:
-        bound (Bound of this night), rows, reasons, labels_changed_after_supervision, bootstrap (its rows or null),
-        figures and findings of the data checks, unknown_columns, and what decides what is new and judged: earlier
-        (bounds of finished nights), since, context_commits.
+        bound (Bound of this night), rows, action_rows (null without an actions feed), reasons, action_reasons,
+        labels_changed_after_supervision, bootstrap (its rows or null), figures and findings of the data checks,
+        unknown_columns, and what decides what is new and judged: earlier (bounds of finished nights), since,
+        context_commits.
 
     Raises:
         DataContractError: A data check of level stop; nothing was committed.
@@ -103,7 +133,8 @@ def ingest(night: Night) -> dict[str, Any]:
             files = source.list_files(config, night.day, feed)
             batch = contract.read_day(config, night.day, files, feed=feed, tombstones=tombstones.load(table.lake))
             approve = checks.Approval(rules, past)
-            commit = table.ingest(night.date, batch, parent=parent, approve=approve)
+            acted = read_actions(config, [(night.day, _action_files(config, night.day))], night.cutoff_us)
+            commit = table.ingest(night.date, batch, parent=parent, approve=approve, actions=acted)
         first = table.find(BOOTSTRAP) if bootstrap is not None else None
         bound = due.make_bound(config, commit.number, night.cutoff_us, table.pin(commit), parent)
         if parent is not None:
@@ -111,6 +142,8 @@ def ingest(night: Night) -> dict[str, Any]:
         return {
             "bound": bound.to_json(),
             "rows": commit.rows.to_json(),
+            "action_rows": commit.action_rows.to_json() if commit.action_rows else None,
+            "action_reasons": commit.action_reasons,
             "reasons": commit.reasons,
             "labels_changed_after_supervision": commit.labels_changed_after_supervision,
             "bootstrap": first.rows.to_json() if first else None,
@@ -124,6 +157,8 @@ def ingest(night: Night) -> dict[str, Any]:
     result = run_stage(night, "ingest", {"night": night.key, "scope": scope, **changed}, work)
     if not result["reused"]:
         payload = {"commit": result["bound"]["commit"], "delta_version": result["bound"]["delta_version"]}
-        payload |= {key: result[key] for key in ("rows", "reasons", "figures", "findings", "unknown_columns")}
+        payload |= {
+            key: result[key] for key in ("rows", "action_rows", "reasons", "figures", "findings", "unknown_columns")
+        }
         journal.append("ingested", night.key, payload, at_us=night.at_us)
     return result

@@ -2,8 +2,9 @@
 
 In: a batch and the table as it is. Out: data files that nobody sees yet (`Writing`), and a `Plan` with the counts.
 A bucket's part of the batch meets the table's rows in its reach and becomes inserts, updates and surplus over the
-daily cap; a restated day's rows that were not delivered again leave. Updates and removals are kept by file, and each
-file they touch is written anew once, so memory is bounded by a bucket and a file.
+daily cap; a restated day's rows that were not delivered again leave. Rows of the actions feeds meet the new events and
+the table's. Updates and removals are kept by file, and each file they touch is written anew once, so memory is bounded
+by a bucket and a file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import polars as pl
 
 from gr_core.config import Config
 from gr_core.data.batch import Batch, Part, SpilledBatch, Tallied, polars_schema
+from gr_core.data.joining import Settled
 from gr_core.lake import merging, quarantine
 from gr_core.lake.events import layout, reach
+from gr_core.lake.events.acting import Acting
 from gr_core.lake.events.reach import TO, URI
 from gr_core.lake.events.writing import Writing, clusters
 from gr_core.lake.shelf import Shelf
@@ -51,6 +54,8 @@ class Plan:
     replaced: int
     """Rows of restated days that leave the table."""
     counts: Tallied
+    settled: Settled | None
+    """What became of the actions feeds' rows; None where there are no such feeds."""
 
 
 @dataclass
@@ -73,6 +78,7 @@ class Planner:
         numbers: The commit numbers it gives.
         parent: Watermark of the night's parent; changed labels inside it are counted.
         writing: Takes the data files.
+        acting: The actions feeds' rows; None where there are no such feeds.
     """
 
     def __init__(
@@ -84,8 +90,9 @@ class Planner:
         numbers: Numbers,
         parent: Bound | None,
         writing: Writing,
+        acting: Acting | None = None,
     ) -> None:
-        self._config, self._files, self._batch = config, files, batch
+        self._config, self._files, self._batch, self._acting = config, files, batch, acting
         self._numbers, self._parent, self._writing = numbers, parent, writing
         self._newest = batch.newest_us() or 0
         self._row = pl.Schema({**polars_schema(config), URI: pl.String()})
@@ -93,6 +100,7 @@ class Planner:
         self._gone = Shelf(
             pl.Schema({**{name: self._row[name] for name in _KEY}, URI: pl.String(), "bucket": pl.Int32()})
         )
+        self._asked = Shelf(pl.Schema({**{name: self._row[name] for name in _KEY}, "bucket": pl.Int32()}))
         self._sums = _Sums()
 
     def plan(self) -> Plan:
@@ -102,6 +110,9 @@ class Planner:
             self._find_gone(near)
         for part in self._batch.parts():
             self._meet(part, self._old(part, near))
+        if self._acting is not None:
+            for bucket in self._files["bucket"].unique().sort():
+                self._act(self._acting, bucket)
         for bucket in sorted(self._changes.buckets | self._gone.buckets):
             self._rewrite(bucket)
         batch, sums = self._batch, self._sums
@@ -122,6 +133,7 @@ class Planner:
             labels_changed=sums.labels_changed,
             replaced=self._gone.rows,
             counts=counts,
+            settled=self._acting.settle(self._numbers.own, batch.forgotten_ids) if self._acting is not None else None,
         )
 
     def _near(self) -> Shelf:
@@ -161,8 +173,7 @@ class Planner:
         """Turn a part into inserts, updates and surplus."""
         config, events, sums = self._config, part.events, self._sums
         repeats = events["event_id"].is_in(old["event_id"].implode())
-        learnt = merging.updates(config, old, events.filter(repeats), self._parent)
-        self._changes.add(learnt.rows)
+        told = events.filter(repeats)
         inserts, files = events.filter(~repeats), part.files.filter(~repeats)
         own = layout.in_buckets(self._files, [part.bucket])
         counts = reach.day_counts(own, config, inserts, self._newest, self._gone.take(part.bucket))
@@ -170,12 +181,30 @@ class Planner:
         if not fits.all():
             sums.surplus.append(self._surplus(inserts.filter(~fits), files.filter(~fits)))
             inserts, files = inserts.filter(fits), files.filter(fits)
+        if self._acting is not None:
+            met = self._acting.meet(inserts, old, told)
+            inserts, told = met.inserts, met.told
+            self._asked.add(old.select(self._asked.schema.names()))
+        self._teach(old, told)
         self._insert(part.bucket, inserts, files)
         sums.committed += inserts.height
         sums.repeats += int(repeats.sum())
-        sums.updated += learnt.rows.height
-        sums.labels_changed += learnt.labels_changed
         sums.counts = sums.counts.plus(part.counts)
+
+    def _act(self, acting: Acting, bucket: int) -> None:
+        """Let the rows of a bucket learn from action rows; those that the batch repeats have learnt already."""
+        old = acting.candidates(layout.in_buckets(self._files, [bucket]))
+        for seen in (self._asked, self._gone):
+            old = old.join(seen.take(bucket).select(_KEY), on=list(_KEY), how="anti")
+        old = old.sort("event_id", "shown_at", "commit").unique("event_id", keep="last", maintain_order=True)
+        self._teach(old, acting.meet(old.clear(), old, old.clear()).told)
+
+    def _teach(self, old: pl.DataFrame, told: pl.DataFrame) -> None:
+        """Note what the table's rows are told."""
+        learnt = merging.updates(self._config, old, told, self._parent)
+        self._changes.add(learnt.rows.select(self._changes.schema.names()))
+        self._sums.updated += learnt.rows.height
+        self._sums.labels_changed += learnt.labels_changed
 
     def _surplus(self, rows: pl.DataFrame, files: pl.Series) -> pl.DataFrame:
         uris = pl.Series("file", self._batch.named_files(), dtype=pl.String)

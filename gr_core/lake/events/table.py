@@ -17,12 +17,14 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from gr_core.config import Config
+from gr_core.data.actions import ActionBatch
 from gr_core.data.batch import Batch, SpilledBatch, polars_schema
 from gr_core.errors import CommitConflict, FormatError
 from gr_core.hashing import bucket_of
-from gr_core.lake import quarantine, tombstones
+from gr_core.lake import pending, quarantine, tombstones
 from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
 from gr_core.lake.events import erasure, layout
+from gr_core.lake.events.acting import Acting
 from gr_core.lake.events.planning import Numbers, Plan, Planner
 from gr_core.lake.events.versions import INGEST, NIGHT, PLACE, RESTATED, Versions
 from gr_core.lake.events.writing import Writing
@@ -55,20 +57,23 @@ class EventTable(Versions):
         *,
         parent: Bound | None,
         approve: Callable[[Commit], None] | None = None,
+        actions: ActionBatch | None = None,
     ) -> Commit:
         """Write a batch as the night's one commit; the existing commit where the night already has one.
 
         New events enter up to the daily cap; repeats of events in the table count as duplicates and update the bits
         they know. An event keeps the shown_at and visible_at that it came with, whatever a repeat says: they decide
         when it is due, and moved it would be due twice or never. With `source.restate = "replace"` the earlier rows
-        of a restated day leave the table unless they are delivered again. Quarantine is written first. On a conflict
-        with another writer everything is worked out again.
+        of a restated day leave the table unless they are delivered again. Action rows join the events they are about,
+        new or in the table; those without one wait for it from commit to commit. Quarantine and waiting rows are
+        written first. On a conflict with another writer everything is worked out again.
 
         Args:
             night: Names the commit.
             batch: Contract rows; an empty batch is a commit, too.
             parent: Watermark of the night's parent; changed labels inside it are counted.
             approve: Sees the commit's record before anything is committed, and raises to stop it (data checks).
+            actions: The night's rows of the actions feeds; None where the source has none: what waits goes on waiting.
 
         Raises:
             CommitConflict: Other writers won every attempt.
@@ -85,7 +90,8 @@ class EventTable(Versions):
                 return done
             writing = Writing(table, self.uri, _written_schema(table, self.config))
             try:
-                record = self._plan(table, batch, night, parent, writing, approve)
+                plan, record = self._plan(table, batch, night, actions, parent, writing)
+                record = self._kept(record, plan, approve)
             except BaseException:
                 writing.discard()
                 raise
@@ -235,19 +241,31 @@ class EventTable(Versions):
         table: DeltaTable,
         batch: Batch | SpilledBatch,
         night: str,
+        actions: ActionBatch | None,
         parent: Bound | None,
         writing: Writing,
-        approve: Callable[[Commit], None] | None,
-    ) -> Commit:
+    ) -> tuple[Plan, Commit]:
         """Work an ingestion out against the table as `table` sees it, write its files, and return its record."""
         numbers = self._numbers(table, batch)
-        plan = Planner(
-            self.config, layout.files_of(table), batch, numbers=numbers, parent=parent, writing=writing
-        ).plan()
-        record = _record(batch, plan, numbers, night)
+        last = self._commit(table, numbers.days[0] - 1)
+        waiting = last.pending if last is not None else ""
+        acting = None
+        if actions is not None:
+            acting = Acting(self.config, actions.check(), pending.read(self.pending_uri, waiting))
+        files = layout.files_of(table)
+        plan = Planner(self.config, files, batch, numbers=numbers, parent=parent, writing=writing, acting=acting).plan()
+        return plan, replace(_record(batch, plan, numbers, night), pending=waiting)
+
+    def _kept(self, record: Commit, plan: Plan, approve: Callable[[Commit], None] | None) -> Commit:
+        """Ask for approval, then write what a record names beside the data files."""
         if approve is not None:
             approve(record)
-        path = quarantine.write(self.quarantine_uri, numbers.own, night, plan.quarantine)
+        broken = plan.quarantine
+        if plan.settled is not None:
+            broken = pl.concat([broken, plan.settled.quarantine])
+            waiting = pending.write(self.pending_uri, record.number, record.night, plan.settled.pending)
+            record = replace(record, pending=waiting)
+        path = quarantine.write(self.quarantine_uri, record.number, record.night, broken)
         return replace(record, quarantine=path)
 
     def _numbers(self, table: DeltaTable, batch: Batch | SpilledBatch) -> Numbers:
@@ -276,6 +294,12 @@ class EventTable(Versions):
 
 def _log(made: Commit) -> None:
     rows, why = made.rows, ", ".join(f"{reason} {count}" for reason, count in made.reasons.items())
+    acted = made.action_rows
+    if acted is not None:
+        logger.info(
+            "night %s: action rows read %d, merged %d, duplicates %d, pending %d, quarantined %d",
+            *(made.night, acted.read, acted.merged, acted.duplicates, acted.pending, acted.quarantined),
+        )
     logger.info(
         "night %s ingested as commit %d: read %d, committed %d, duplicates %d, quarantined %d%s",
         *(made.night, made.number, rows.read, rows.committed, rows.duplicates, rows.quarantined),
@@ -284,7 +308,7 @@ def _log(made: Commit) -> None:
 
 
 def _record(batch: Batch | SpilledBatch, plan: Plan, numbers: Numbers, night: str) -> Commit:
-    reasons = plan.quarantine.group_by("reason").len().sort("reason")
+    settled = plan.settled
     return Commit(
         number=numbers.own,
         delta_version=-1,  # known only once committed; the log says it
@@ -293,7 +317,9 @@ def _record(batch: Batch | SpilledBatch, plan: Plan, numbers: Numbers, night: st
         rows=plan.rows,
         updated=plan.updated,
         labels_changed_after_supervision=plan.labels_changed,
-        reasons={reason: int(count) for reason, count in reasons.iter_rows()},
+        reasons=_reasons(plan.quarantine),
+        action_rows=settled.counts if settled is not None else None,
+        action_reasons=_reasons(settled.quarantine) if settled is not None else {},
         missing_side=dict(plan.counts.missing_side),
         outside_window=plan.counts.outside_window,
         bad_action_times=plan.counts.bad_action_times,
@@ -305,6 +331,11 @@ def _record(batch: Batch | SpilledBatch, plan: Plan, numbers: Numbers, night: st
         },
         replaced=plan.replaced,
     )
+
+
+def _reasons(rows: pl.DataFrame) -> dict[str, int]:
+    counts = rows.group_by("reason").len().sort("reason")
+    return {reason: int(count) for reason, count in counts.iter_rows()}
 
 
 def _written_schema(table: DeltaTable, config: Config) -> pa.Schema:

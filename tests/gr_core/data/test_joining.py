@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gr_core.data.actions import ActionBatch
 from gr_core.data.contract import polars_schema
 from gr_core.data.joining import Asked, Joined, Settled
 from gr_core.lake import quarantine
+from gr_core.lake.events import reach
 from gr_core.refs import CARRIED, ActionRows, day_end_us
 from tests.shop import BUY, CLICK, DAY, NOON, ZONE, make_config
 
@@ -44,9 +46,10 @@ def batch(*rows: tuple[str, int, datetime], bad: int = 0) -> ActionBatch:
 def meet(
     found: pl.DataFrame, rows: ActionBatch, waiting: pl.DataFrame | None = None, cutoff_us: int = CUTOFF, **more: Any
 ) -> tuple[Asked, Joined, Settled]:
-    asked = joining.ask(rows, actions.SCHEMA.to_frame() if waiting is None else waiting)
+    asked = joining.ask(rows, joining.WAITING.to_frame() if waiting is None else waiting)
     joined = joining.join(CONFIG, asked, found)
-    return asked, joined, joining.settle(CONFIG, rows, asked, joined.fates, cutoff_us=cutoff_us, **more)
+    rows = replace(rows, cutoff_us=cutoff_us)
+    return asked, joined, joining.settle(CONFIG, rows, asked, joined.fates, number=9, **more)
 
 
 def test_windows_are_half_open() -> None:
@@ -101,19 +104,21 @@ def test_a_row_without_impression_waits_for_its_window() -> None:
         assert settled.pending["event_id"].to_list() == waits
         assert settled.counts == ActionRows(read=3, pending=len(waits), quarantined=3 - len(waits))
     lenient = make_config(Path("raw"), source={"lateness_seconds": 1})
-    asked = joining.ask(rows, actions.SCHEMA.to_frame())
+    asked = joining.ask(rows, joining.WAITING.to_frame())
     none = pl.Series([0, 0], dtype=pl.Int8)
-    settled = joining.settle(lenient, rows, asked, none, cutoff_us=round(click_over) + 1)
+    settled = joining.settle(lenient, replace(rows, cutoff_us=round(click_over) + 1), asked, none, number=9)
     assert settled.pending["event_id"].to_list() == ["x", "y"]
 
 
 def test_waiting_rows_have_counts_of_their_own() -> None:
     """What waited is merged, doubled, left waiting or given up beside tonight's rows, never among them."""
-    waiting = batch(("e", CLICK, NOON), ("x", BUY, NOON), ("y", CLICK, NOON), ("z", BUY, NOON)).rows
+    waiting = batch(("e", CLICK, NOON), ("x", BUY, NOON), ("y", CLICK, NOON), ("z", BUY, NOON)).rows.with_columns(
+        commit=pl.lit(4, pl.Int64)
+    )
     rows = batch(("e", CLICK, NOON + SECOND), ("x", BUY, NOON), ("n", BUY, NOON))
     asked, joined, settled = meet(events({"event_id": "e"}), rows, waiting)
     assert joined.events["click_at"].to_list() == [NOON]
-    assert settled.pending["event_id"].to_list() == ["x", "z", "n"]
+    assert settled.pending.select("event_id", "commit").rows() == [("x", 4), ("z", 4), ("n", 9)]
     assert settled.counts == ActionRows(
         read=3,
         duplicates=2,  # the later click, and x again
@@ -127,7 +132,7 @@ def test_waiting_rows_have_counts_of_their_own() -> None:
 
 def test_rows_of_forgotten_users_are_counted_and_kept_nowhere() -> None:
     """A row whose impression was left out for its user's sake is forgotten: neither pending nor in quarantine."""
-    waiting = batch(("w", CLICK, NOON)).rows
+    waiting = batch(("w", CLICK, NOON)).rows.with_columns(commit=pl.lit(4, pl.Int64))
     _, _, settled = meet(events(), batch(("x", CLICK, NOON)), waiting, forgotten=pl.Series(["w", "x"]))
     assert settled.pending.is_empty()
     assert settled.quarantine.is_empty()
@@ -165,7 +170,7 @@ def test_repeats_and_action_rows_meet_in_one_update() -> None:
     repeats = frame({"event_id": "repeat", "actions": LIKE}, {"event_id": "both", "known": 0b011})
     inserts = frame({"event_id": "new", "known": 0})
     rows = batch(("both", CLICK, NOON), ("both", BUY, NOON), ("row", BUY, NOON), ("new", CLICK, NOON))
-    met = joining.meet(config, joining.ask(rows, actions.SCHEMA.to_frame()), inserts, old, repeats)
+    met = joining.meet(config, joining.ask(rows, joining.WAITING.to_frame()), inserts, old, repeats)
     assert met.fates.to_list() == [joining.MERGED] * 4
     assert met.inserts.select("event_id", "actions", "known", "click_at").rows() == [("new", CLICK, 0b011, NOON)]
     told = met.told.select("event_id", pl.col("actions") & pl.col("known"), "known", "click_at", "buy_at")
@@ -189,8 +194,10 @@ def test_late_rows_reach_their_own_days_only() -> None:
         (day - timedelta(days=31), day - timedelta(days=29)),
         (day - 0.5 * HOUR, day + timedelta(days=2)),
     ]
-    assert joining.reach(CONFIG, rows) == [(round(a.timestamp() * 1e6), round(b.timestamp() * 1e6)) for a, b in us]
-    assert joining.reach(CONFIG, rows.head(0)) == []
+    assert reach.apart(joining.spans(CONFIG, rows)) == [
+        (round(a.timestamp() * 1e6), round(b.timestamp() * 1e6)) for a, b in us
+    ]
+    assert joining.spans(CONFIG, rows.head(0)) == []
 
 
 _ROW = st.tuples(
@@ -215,7 +222,7 @@ def test_any_split_ends_in_the_same_bits(rows: list[tuple[str, int, datetime, in
 
 def _nights(config: Config, rows: list[list[tuple[str, int, datetime]]], shown: list[int]) -> pl.DataFrame:
     """Run three nights without a table; the impression of event n comes in night shown[n]."""
-    table, waiting = events(), actions.SCHEMA.to_frame()
+    table, waiting = events(), joining.WAITING.to_frame()
     seen = 0
     for night, found in enumerate(rows):
         new = [{"event_id": f"e{n}", "shown_at": NOON + n * SECOND} for n, when in enumerate(shown) if when == night]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from gr_core.data.actions import SCHEMA
+from gr_core.data.joining import WAITING
 from gr_core.lake import pending
 from tests.shop import NOON
 
@@ -14,18 +14,19 @@ from tests.shop import NOON
 def test_rows_come_back_as_they_were_left(tmp_path: Path) -> None:
     """Times, bits and places survive; nothing waiting is no file."""
     rows = pl.DataFrame(
-        {"event_id": ["r:1"], "actions": [3], "acted_at": [NOON], "feed": ["actions"], "file": ["f"]}, schema=SCHEMA
+        {"event_id": ["r:1"], "actions": [3], "acted_at": [NOON], "feed": ["actions"], "file": ["f"], "commit": [3]},
+        schema=WAITING,
     )
     path = pending.write(str(tmp_path), 4, "2025-06-01", rows)
     assert pending.read(str(tmp_path), path).equals(rows)
     assert pending.write(str(tmp_path), 5, "2025-06-02", rows.head(0)) == ""
-    assert pending.read(str(tmp_path), "").schema == SCHEMA
+    assert pending.read(str(tmp_path), "").schema == WAITING
 
 
 def test_two_writers_of_one_number_do_not_meet(tmp_path: Path) -> None:
     """The loser of a race leaves the winner's file as it is."""
-    row = {"event_id": "r:1", "actions": 1, "acted_at": NOON, "feed": "actions", "file": "f"}
-    first = pending.write(str(tmp_path), 1, "2025-06-01", pl.DataFrame([row], schema=SCHEMA))
-    second = pending.write(str(tmp_path), 1, "2025-06-02", pl.DataFrame([row, row], schema=SCHEMA))
+    row = {"event_id": "r:1", "actions": 1, "acted_at": NOON, "feed": "actions", "file": "f", "commit": 1}
+    first = pending.write(str(tmp_path), 1, "2025-06-01", pl.DataFrame([row], schema=WAITING))
+    second = pending.write(str(tmp_path), 1, "2025-06-02", pl.DataFrame([row, row], schema=WAITING))
     assert pending.read(str(tmp_path), first).height == 1
     assert pending.read(str(tmp_path), second).height == 2
