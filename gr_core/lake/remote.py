@@ -7,7 +7,9 @@ them fails. Conditional writes (If-None-Match, If-Match) are what makes one of t
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -114,23 +116,47 @@ def listing(uri: str) -> list[Object]:
     """
     bucket, prefix = uris.split_remote(uri)
     prefix = prefix + "/" if prefix else ""
+    return _objects(bucket, prefix, _pages(uri, bucket, prefix))
+
+
+def matching(root: str, pattern: str) -> list[Object]:
+    """List the objects below a root whose path matches a glob pattern (* within a folder, ** folders at any depth).
+
+    No more is listed than what begins as the pattern does. Directory markers are left out. Raises as `listing`.
+    """
+    bucket, base = uris.split_remote(root)
+    base = base + "/" if base else ""
+    begins = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    flat = {"Delimiter": "/"} if "/" not in pattern[len(begins) :] else {}
+    found = _objects(bucket, base, _pages(root, bucket, base + begins, **flat))
+    return [one for one in found if _matches(one.name.split("/"), pattern.split("/"))]
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not path or not pattern:
+        return not path and not pattern
+    if pattern[0] == "**":
+        return any(_matches(path[skipped:], pattern[1:]) for skipped in range(len(path)))
+    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
+
+
+def _objects(bucket: str, prefix: str, items: Iterable[dict[str, Any]]) -> list[Object]:
     found = []
-    for item in _pages(uri, bucket, prefix):
+    for item in items:
         name = item["Key"].removeprefix(prefix)
         if name and not name.endswith("/"):
             found.append(Object(name, f"s3://{bucket}/{item['Key']}", int(item["Size"]), str(item["ETag"])))
     return sorted(found, key=lambda one: one.name)
 
 
-def _pages(uri: str, bucket: str, prefix: str, most: int = 1000) -> Iterable[dict[str, Any]]:
-    following: dict[str, str] = {}
+def _pages(uri: str, bucket: str, prefix: str, most: int = 1000, **more: str) -> Iterable[dict[str, Any]]:
     while True:
         with answering(uri):
-            page = filesystem().call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most, **following)
+            page = filesystem().call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=most, **more)
         yield from page.get("Contents", [])
         if not page.get("IsTruncated") or most < 1000:
             return
-        following = {"ContinuationToken": page["NextContinuationToken"]}
+        more["ContinuationToken"] = page["NextContinuationToken"]
 
 
 def exists(uri: str) -> bool:

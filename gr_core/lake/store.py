@@ -35,6 +35,7 @@ __all__ = [
     "listing",
     "local_copy",
     "local_path",
+    "matching",
     "named",
     "read_all",
     "read_bytes",
@@ -82,6 +83,11 @@ def listing(uri: str) -> list[remote.Object]:
         name = path.relative_to(base).as_posix()
         found.append(remote.Object(name, str(path), stat.st_size, str(stat.st_mtime_ns)))
     return sorted(found, key=lambda one: one.name)
+
+
+def matching(root: str, pattern: str) -> list[remote.Object]:
+    """List the objects below an s3:// root that match a glob pattern, asked anew each time; see remote.matching."""
+    return remote.matching(root, pattern)
 
 
 def read_bytes(uri: str) -> bytes:
