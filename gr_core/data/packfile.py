@@ -188,10 +188,9 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
             bounds = batch_segments[first : last + 1]
             chunk = order[bounds[0] : bounds[-1]]
             columns, event_ids = segments.take(chunk)
-            labelled, owner = tally.add(columns, lengths[chunk], int(bounds[0]))
-            columns["supervise"] = labelled.astype(np.uint8)
+            supervised = tally.add(columns, lengths[chunk], int(bounds[0]))
             writer.batches(columns, starts[bounds[0] : bounds[-1] + 1], bounds - bounds[0])
-            writer.targets(event_ids.filter(pa.array(tally.kept)), ordered.take(pa.array(owner)))
+            writer.targets(event_ids, ordered, supervised, bounds)
 
     index = {
         "format": PACK_FORMAT,
@@ -224,34 +223,39 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
     return index
 
 
+@dataclass(frozen=True, slots=True)
+class _Supervised:
+    """The supervised tokens of a chunk."""
+
+    event: Longs
+    """Place of each among the chunk's targets, ascending."""
+    segment: Longs
+    """Its segment in the pack."""
+
+
 class _Tally:
     """Sums over the segments of a pack, filled chunk by chunk: the loss denominators and counts."""
 
     def __init__(self, num_segments: int) -> None:
         self.num_targets = self.num_supervised = 0
-        self.kept: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        """Of the last chunk's targets, which are supervised."""
         self._tokens = np.zeros(num_segments, np.float64)
         self._weight = np.zeros(num_segments, np.float64)
 
-    def add(
-        self, columns: dict[str, Column], lengths: Longs, first_segment: int
-    ) -> tuple[npt.NDArray[np.bool_], Longs]:
-        """Count a chunk; return which of its tokens are supervised, and the segment of each of these."""
-        target = np.flatnonzero(columns["supervise"].view(np.bool_))
-        self.kept = columns["label_known"].take(target) != 0
-        token = target[self.kept]
-        labelled = np.zeros(len(columns["supervise"]), np.bool_)
-        labelled[token] = True
+    def add(self, columns: dict[str, Column], lengths: Longs, first_segment: int) -> _Supervised:
+        """Count a chunk; `supervise` stays set only where a label is known."""
+        target = np.flatnonzero(columns["supervise"])
+        event = np.flatnonzero(columns["label_known"].take(target))
+        token = target[event]
+        columns["supervise"] = np.zeros(len(columns["supervise"]), np.uint8)
+        columns["supervise"][token] = 1
         owner = np.searchsorted(np.cumsum(lengths), token, side="right")
         place = slice(first_segment, first_segment + len(lengths))
         self._tokens[place] = np.bincount(owner, minlength=len(lengths))
-        self._weight[place] = np.bincount(
-            owner, weights=columns["weight"].take(token).astype(np.float64), minlength=len(lengths)
-        )
+        weights = columns["weight"].take(token).astype(np.float64)
+        self._weight[place] = np.bincount(owner, weights=weights, minlength=len(lengths))
         self.num_targets += len(target)
         self.num_supervised += len(token)
-        return labelled, owner + first_segment
+        return _Supervised(event, owner + first_segment)
 
     def weights(self, batch_segments: Longs) -> dict[str, list[float]]:
         """Return each batch's sum of w_t per normalisation: the loss denominators (example 6)."""
@@ -295,19 +299,27 @@ class _Writer:
         """
         batch_starts = starts[cuts]
         shift = np.repeat(starts[:-1] - np.repeat(batch_starts[:-1], np.diff(cuts)), np.diff(starts)).astype(np.int32)
-        arrays = []
-        for item in self._schema:
-            values = columns[item.name].astype(item.type.to_pandas_dtype(), copy=False)
-            arrays.append(pa.array(values + shift if item.name in ("lo", "hi") else values, item.type))
-        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        offsets = (batch_starts - starts[0]).tolist()
-        for begin, end in itertools.pairwise(offsets):
-            self._writers[0].write_batch(whole.slice(begin, end - begin))
+        values = {
+            item.name: columns[item.name].astype(item.type.to_pandas_dtype(), copy=False) for item in self._schema
+        }
+        values |= {name: values[name] + shift for name in ("lo", "hi")}
+        for begin, end in itertools.pairwise((batch_starts - starts[0]).tolist()):
+            # Not slices of one Arrow batch: those are written with their neighbours' bytes as padding.
+            arrays = [pa.array(column[begin:end]) for column in values.values()]
+            self._writers[0].write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
-    def targets(self, event_ids: Any, users: Any) -> None:
-        """Append the events and users of supervised tokens."""
-        if len(event_ids):
-            columns = [event_ids.cast(pa.string()), users.cast(pa.string())]
+    def targets(self, event_ids: Any, users: Any, supervised: _Supervised, bounds: Longs) -> None:
+        """Write the events and users of supervised tokens, one record batch a training batch.
+
+        Args:
+            event_ids: Events of the chunk's targets.
+            users: User of every segment of the pack.
+            supervised: Which of the targets, and whose.
+            bounds: Boundaries of the chunk's batches in the pack's segments, [B + 1].
+        """
+        for begin, end in itertools.pairwise(np.searchsorted(supervised.segment, bounds).tolist()):
+            places = (event_ids, supervised.event), (users, supervised.segment)
+            columns = [texts.take(pa.array(place[begin:end])).cast(pa.string()) for texts, place in places]
             self._writers[1].write_batch(pa.RecordBatch.from_arrays(columns, schema=self._targets))
 
 
