@@ -259,7 +259,7 @@ def test_rows_that_left_the_table_are_in_no_history(tmp_path: Path) -> None:
     """After rows were removed every bucket is read again, and the store is made anew."""
     world = busy(tmp_path, nights=3)
     before = world.from_store
-    assert erasure.forget_rows(world.table.at, "u1", 4)
+    assert erasure.forget_rows(world.table.at, world.table.uri, "u1", 4)
 
     world.advance(4, world.bounds[-1], world.bounds[-1])
     assert world.from_store == before
@@ -272,7 +272,7 @@ def test_a_purged_store_goes_on(tmp_path: Path) -> None:
     """Where only a forgotten user's rows left and he was purged, no bucket is read again."""
     world = busy(tmp_path, nights=3)
     before = world.from_store
-    assert erasure.forget_rows(world.table.at, "u1", 4)
+    assert erasure.forget_rows(world.table.at, world.table.uri, "u1", 4)
     own = bucket_of("u1", 4)
     assert sum(world.store(bucket).purge(["u1"] if bucket == own else [], 1) for bucket in range(4)) > 0
 
