@@ -82,11 +82,15 @@ def waiting(config: Config, rows: pl.DataFrame, user: str) -> pl.Series:
 def _his(config: Config, feed: FeedConfig | None, texts: Sequence[str], user: str) -> list[bool]:
     columns = sorted(expressions.user_columns(config.source, feed)) if feed is not None else []
     parsed = [_parse(text) for text in texts]
+    # action rows without an event to join stand as the contract has them: their key may name the user
+    keys = [str((row or {}).get("event_id") or "") for row in parsed]
+    keyed = waiting(config, pl.DataFrame({"event_id": keys}), user)
     worked_out = _ids(config, feed, parsed, columns)
     return [
         (row is None and _names(text, user))
         or (row is not None and (_same(row.get("user_id"), user) or any(_same(row.get(c), user) for c in columns)))
         or worked_out[place] == user
+        or keyed[place]
         for place, (text, row) in enumerate(zip(texts, parsed, strict=True))
     ]
 

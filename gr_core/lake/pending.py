@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Collection
 
 import polars as pl
 
@@ -29,10 +30,17 @@ def write(root: str, number: int, night: str, rows: pl.DataFrame) -> str:
     if rows.is_empty():
         return ""
     path = f"commit={number}/{hashlib.sha256(night.encode()).hexdigest()[:16]}.parquet"
-    content = io.BytesIO()
-    rows.select(WAITING.names()).write_parquet(content, compression="zstd")
-    store.write_bytes(store.join(root, path), content.getvalue())
+    _write(store.join(root, path), rows)
     return path
+
+
+def drop(root: str, path: str, numbers: Collection[int]) -> int:
+    """Take the rows that some ingestions read out of a file, since those were taken back; returns how many."""
+    rows = read(root, path)
+    gone = rows["commit"].is_in(list(numbers))
+    if gone.any():
+        _write(store.join(root, path), rows.filter(~gone))
+    return int(gone.sum())
 
 
 def read(root: str, path: str) -> pl.DataFrame:
@@ -40,3 +48,9 @@ def read(root: str, path: str) -> pl.DataFrame:
     if not path:
         return WAITING.to_frame()
     return pl.read_parquet(io.BytesIO(store.read_bytes(store.join(root, path)))).select(WAITING.names())
+
+
+def _write(uri: str, rows: pl.DataFrame) -> None:
+    content = io.BytesIO()
+    rows.select(WAITING.names()).write_parquet(content, compression="zstd")
+    store.write_bytes(uri, content.getvalue())

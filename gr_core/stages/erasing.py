@@ -20,7 +20,7 @@ from gr_core.data import expressions
 from gr_core.data.users import stored_user
 from gr_core.errors import CommitConflict, DaybreakError, UsageError
 from gr_core.hashing import bucket_of, is_holdout
-from gr_core.lake import leftovers, nightfiles, quarantine, store, tombstones
+from gr_core.lake import leftovers, nightfiles, pending, quarantine, store, tombstones
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable, erasure, retraction
 from gr_core.lake.history import HistoryStore
@@ -190,6 +190,7 @@ def retract(
         journal = Journal(store.join(home, "lake", "journal"))
         entries = journal.entries()
         told = _take_back(config, table, night, asked, reason, entries)
+        _drop_waiting(table, asked)
         payload = _journaled(entries, told, date)
         journal.append("retracted", night.night, payload, at_us=at_us)
         _repair_aliases(config, home, journal)
@@ -256,6 +257,14 @@ def _take_back(
             where="commit",
         )
     raise CommitConflict(f"commit {night.number}: other writers won every attempt; run it again", where=table.uri)
+
+
+def _drop_waiting(table: EventTable, asked: retraction.Asked) -> None:
+    """Let no action row of what was taken back wait for its impression any longer."""
+    last = table.last_commit()
+    dropped = pending.drop(table.pending_uri, last.pending, asked.numbers) if last is not None else 0
+    if dropped:
+        logger.info("waiting action rows of the retracted ingestion dropped: %d", dropped)
 
 
 def _as_quarantine(rows: pl.DataFrame, feed: str) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from gr_core.config import Config
-from gr_core.data import actions
+from gr_core.data.joining import WAITING
 from gr_core.lake import leftovers, pending, quarantine
 from tests.feeds import make_config
 
@@ -75,6 +75,14 @@ def test_waiting_actions_are_found_by_their_key(tmp_path: Path, event_id: str, h
     assert leftovers.waiting(config, frame, "u7").to_list() == [his]
 
 
+def test_quarantined_actions_are_found_by_their_key(tmp_path: Path) -> None:
+    """An action row that met no impression stands in quarantine by its key alone."""
+    config = make_config(tmp_path, {"event_id": None, "event_key": ["uid", "item", "ts"]})
+    frame = rows({"event_id": "u7:i:1", "actions": 1}, {"event_id": "u8:u7:1", "actions": 1}, feed="actions")
+
+    assert found(config, frame, "u7") == [True, False]
+
+
 def test_waiting_actions_whose_key_names_nobody_stay(tmp_path: Path) -> None:
     """A feed with ids of its own does not say whose an action is."""
     assert leftovers.waiting(make_config(tmp_path), pl.DataFrame({"event_id": ["u7"]}), "u7").to_list() == [False]
@@ -87,7 +95,7 @@ def test_files_are_rewritten_without_him_and_others_left_alone(tmp_path: Path) -
     own, other = rows({"uid": "u7"}, {"uid": "u8"}), rows({"uid": "u8"})
     paths = [quarantine.write(f"{lake}/quarantine", number, "n", frame) for number, frame in ((1, own), (2, other))]
     waits = pl.DataFrame({"event_id": ["u7:i:1", "u8:i:1"]}).with_columns(
-        pl.lit(None, dtype).alias(name) for name, dtype in actions.SCHEMA.items() if name != "event_id"
+        pl.lit(None, dtype).alias(name) for name, dtype in WAITING.items() if name != "event_id"
     )
     path = pending.write(f"{lake}/pending", 1, "n", waits)
     untouched = (tmp_path / "lake" / "quarantine" / paths[1]).stat().st_mtime_ns

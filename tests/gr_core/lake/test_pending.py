@@ -30,3 +30,14 @@ def test_two_writers_of_one_number_do_not_meet(tmp_path: Path) -> None:
     second = pending.write(str(tmp_path), 1, "2025-06-02", pl.DataFrame([row, row], schema=WAITING))
     assert pending.read(str(tmp_path), first).height == 1
     assert pending.read(str(tmp_path), second).height == 2
+
+
+def test_rows_of_an_ingestion_that_was_taken_back_wait_no_longer(tmp_path: Path) -> None:
+    """Those that another one read stay; a second time there is nothing left to drop."""
+    row = {"event_id": "r:1", "actions": 1, "acted_at": NOON, "feed": "actions", "file": "f"}
+    rows = pl.DataFrame([{**row, "commit": number} for number in (1, 2, 2)], schema=WAITING)
+    path = pending.write(str(tmp_path), 2, "2025-06-02", rows)
+    assert pending.drop(str(tmp_path), path, [2]) == 2
+    assert pending.read(str(tmp_path), path)["commit"].to_list() == [1]
+    assert pending.drop(str(tmp_path), path, [2]) == 0
+    assert pending.drop(str(tmp_path), "", [2]) == 0

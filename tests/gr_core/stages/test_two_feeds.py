@@ -19,7 +19,7 @@ from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable
 from gr_core.lake.source import list_files
 from gr_core.refs import Bound, day_end_us
-from gr_core.stages import ingesting
+from gr_core.stages import erasing, ingesting
 from tests import shop
 from tests.sequences import build
 from tests.shop import BUY, CLICK, DAY, NOON, action, impression, make_config, write_actions, write_impressions
@@ -269,3 +269,16 @@ def test_a_kill_between_files_and_commit_counts_nothing_twice(tmp_path: Path, mo
     assert (again.number, again.action_rows.pending, again.action_rows.pending_before) == (2, 1, 1)
     assert lake.ingest(NEXT) == again
     assert lake.table.pending(2)["event_id"].to_list() == ["r4:1"]
+
+
+def test_retracted_rows_wait_no_longer(tmp_path: Path) -> None:
+    """A day that is taken back leaves neither its actions in events nor rows that would join one later."""
+    lake = Shop(tmp_path, source={"lateness_seconds": 7 * 86_400})
+    lake.night(DAY, [impression("r1")], [action("early", "order", NOON + HOUR)])
+    before = lake.rows()
+    noon = NOON + 24 * HOUR
+    lake.night(NEXT, [impression("r2", noon)], [action("r1", "order", NOON), action("later", "order", noon)])
+    assert lake.table.pending(2)["event_id"].to_list() == ["early:1", "later:1"]
+    erasing.retract(lake.config, str(tmp_path / "home"), date=NEXT, commit=None, reason="poisoned", at_us=1)
+    assert lake.rows().drop("updated").equals(before.drop("updated"))
+    assert lake.table.pending(2)["event_id"].to_list() == ["early:1"]
