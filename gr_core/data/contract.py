@@ -45,7 +45,7 @@ from gr_core.errors import DataContractError
 from gr_core.hashing import fingerprint
 from gr_core.lake import quarantine, rawfile, store
 from gr_core.lake.shelf import Shelf
-from gr_core.lake.source import SourceFile, feed_schemas, input_identity
+from gr_core.lake.source import SourceFile, completed, input_identity, own_schemas
 from gr_core.lake.tombstones import NOBODY, Tombstones
 from gr_core.refs import day_end_us
 from gr_core.schema import action_time
@@ -58,6 +58,7 @@ _MAX_DELAY_SECONDS = 10 * 365 * 86_400  # an outcome ten years later is a wrong 
 REASON, ROW = "\x00reason", "\x00row"
 _SLICE_BYTES = 64 * 2**20  # a parquet file above this is read in slices
 _SLICE_ROWS = 2**20
+_GATHERED_ROWS = 2**16  # rows of small files that meet the contract together
 
 
 def read_day(
@@ -111,6 +112,7 @@ class _Intake:
         self._tables = SideCache()
         self._tally = Tally(config)
         self._files: list[SourceFile] = []
+        self._schemas: list[dict[str, pl.DataType]] = []
         self._file_days: list[int] = []
         self._inputs: dict[str, str] = {}
         self._newest = 0
@@ -119,26 +121,34 @@ class _Intake:
 
     def take(self, day: date, files: list[SourceFile]) -> None:
         """Read the files of one feed day."""
-        feed, times = self._feed, expressions.feed_times(self._feed)
-        for file, schema in zip(files, feed_schemas(feed, files), strict=True):
-            for key, time in times.values():
-                expressions.check_time(time, key, schema, file.uri, feed)
-            for value in self._values:
-                expressions.check_value(value, schema, file.uri, feed)
-            for raw in _slices(feed, file, schema, self._values):
-                self._add(contract_rows(self._config, day, feed, raw, schema), len(self._files))
+        feed, check = self._feed, expressions.FeedCheck(self._config.source, self._feed)
+        own = own_schemas(feed, files)
+        waiting: list[pl.DataFrame] = []  # of small files with equal columns: the contract costs more a call than a row
+        last: dict[str, pl.DataType] = {}
+        rows = 0
+        for file, present, schema in zip(files, own, completed(feed, own), strict=True):
+            check(schema, file.uri)
+            for raw in _slices(feed, file, present, schema, self._values):
+                if waiting and (schema != last or rows + raw.height > _GATHERED_ROWS):
+                    self._add(contract_rows(self._config, day, feed, pl.concat(waiting), last))
+                    waiting, rows = [], 0
+                waiting.append(raw.with_columns(pl.lit(len(self._files), pl.Int32).alias(FILE)))
+                last, rows = schema, rows + raw.height
             self._files.append(file)
+            self._schemas.append(schema)
             self._file_days.append(len(self._inputs))
+        if waiting:
+            self._add(contract_rows(self._config, day, feed, pl.concat(waiting), last))
         self._inputs[day.isoformat()] = fingerprint(input_identity(files))
 
-    def _add(self, rows: pl.DataFrame, place: int) -> None:
+    def _add(self, rows: pl.DataFrame) -> None:
         if self._tombstones:
             hidden = self._tombstones.hides(rows["user_id"])
             self._forgotten += int(hidden.sum())
             if self._config.source.fed_mask:
                 self._forgotten_ids.append(rows.filter(hidden)["event_id"])
             rows = rows.filter(~hidden)
-        rows = join_tables(self._config, rows, REASON, self._tables).with_columns(pl.lit(place, pl.Int32).alias(FILE))
+        rows = join_tables(self._config, rows, REASON, self._tables)
         if rows[REASON].null_count() < rows.height:
             self._bad.append(rows.filter(pl.col(REASON).is_not_null()).select(REASON, FILE, ROW))
             rows = rows.filter(pl.col(REASON).is_null())
@@ -167,12 +177,12 @@ class _Intake:
             "newest": self._newest or None,
             "uris": uris,
             "file_days": tuple(self._file_days),
-            **described(config, self._feed, self._files, self._tally),
+            **described(config, self._feed, self._files, self._schemas, self._tally),
         }
         if shelf.spilled:
             hashes = np.concatenate(self._hashes)
             hashes.sort()
-            return SpilledBatch(config=config, shelf=shelf, hashes=hashes, **shared)
+            return SpilledBatch(config=config, shelf=shelf, users=self._buckets, hashes=hashes, **shared)
         events = unique(shelf.whole()).sort("bucket", *EVENT_ORDER)
         counts = dataclasses.asdict(tally(config, shelf.rows, events))
         files = pl.Series("file", uris, dtype=pl.String).gather(events[FILE])
@@ -196,11 +206,14 @@ def _places() -> pl.DataFrame:
 
 
 def _slices(
-    feed: FeedConfig, file: SourceFile, schema: dict[str, pl.DataType], values: list[Wanted]
+    feed: FeedConfig,
+    file: SourceFile,
+    present: dict[str, pl.DataType],
+    schema: dict[str, pl.DataType],
+    values: list[Wanted],
 ) -> Iterator[pl.DataFrame]:
     """Read the declared columns of a file, a large parquet file in slices; declared ones that it lacks are null."""
     needed = expressions.raw_columns(values, [time for _, time in expressions.feed_times(feed).values()])
-    present = rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]")
     absent = [pl.lit(None, schema[name]).alias(name) for name in needed if name not in present]
     own = [name for name in needed if name in present]
     parts: list[tuple[int, int] | None] = [None]
@@ -209,13 +222,17 @@ def _slices(
         parts = [(start, _SLICE_ROWS) for start in range(0, rows, _SLICE_ROWS)] or [None]
     for part in parts:
         frame = rawfile.read_frame(file.uri, feed.format, feed.types, own, schema, part=part)
-        yield frame.with_columns(*absent).with_row_index(ROW, offset=part[0] if part else 0)
+        frame = frame.with_columns(*absent).select(*needed, rawfile.PROBLEM)
+        yield frame.with_row_index(ROW, offset=part[0] if part else 0)
 
 
 def contract_rows(
     config: Config, day: date, feed: FeedConfig, raw: pl.DataFrame, schema: dict[str, pl.DataType]
 ) -> pl.DataFrame:
-    """Turn one file's raw rows into contract rows with a reason (column REASON) where they break the contract."""
+    """Turn raw rows of equal columns into contract rows with a reason (column REASON) where they break the contract.
+
+    A column FILE (the file's place in its list) is kept.
+    """
     source = config.source
     values = {value.name: value for value in expressions.feed_values(source, feed)}
     times = {name: time for name, (_, time) in expressions.feed_times(feed).items()}
@@ -249,6 +266,7 @@ def contract_rows(
     )
     kept = {name: dtype for name, dtype in polars_schema(config).items() if name not in (*COMMITTED, "bucket")}
     target = {**kept, REASON: pl.String(), ROW: pl.UInt32(), OUTSIDE: pl.Int32(), UNREADABLE: pl.Int32()}
+    target |= {FILE: pl.Int32()} if FILE in raw.columns else {}
     return frame.select(pl.col(name).cast(dtype) for name, dtype in target.items())
 
 
@@ -316,9 +334,8 @@ def _action_times(config: Config, feed: FeedConfig, frame: pl.DataFrame) -> pl.D
 
 def _quarantine(config: Config, feed: FeedConfig, files: list[SourceFile], rows: pl.DataFrame) -> pl.DataFrame:
     parts = [quarantine.SCHEMA.to_frame()]
-    for place in rows[FILE].unique().sort():
+    for (place,), bad in rows.sort(FILE, maintain_order=True).partition_by(FILE, as_dict=True).items():
         uri = files[place].uri
-        bad = rows.filter(pl.col(FILE) == place)
         texts = raw_rows(config, feed, uri, bad[ROW].to_list())
         parts.append(
             pl.DataFrame(

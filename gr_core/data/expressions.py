@@ -208,6 +208,33 @@ def check_time(time: TimeColumn, key: str, schema: Schema, file: str, owner: Fee
         )
 
 
+class FeedCheck:
+    """Checks all that a feed's config derives against its files' columns; files of equal columns once.
+
+    Args:
+        source: The source.
+        feed: The feed.
+
+    Raises:
+        ConfigError: An expression is wrong.
+    """
+
+    def __init__(self, source: SourceConfig, feed: FeedConfig) -> None:
+        self._feed, self._values, self._times = feed, feed_values(source, feed), feed_times(feed)
+        self._good: set[frozenset[tuple[str, pl.DataType]]] = set()
+
+    def __call__(self, schema: Schema, file: str) -> None:
+        """Raise as `check_time` and `check_value` do for a file's columns."""
+        columns = frozenset(schema.items())
+        if columns in self._good:
+            return
+        for key, time in self._times.values():
+            check_time(time, key, schema, file, self._feed)
+        for value in self._values:
+            check_value(value, schema, file, self._feed)
+        self._good.add(columns)
+
+
 def text(wanted: Wanted) -> pl.Expr:
     """Return a value as text: integers in decimal, bit-exact; an empty id counts as null."""
     value = wanted.expr.cast(pl.String)

@@ -14,7 +14,7 @@ import polars as pl
 from gr_core.config import Config, FeedConfig
 from gr_core.data.users import raw_columns
 from gr_core.lake import rawfile
-from gr_core.lake.source import SourceFile, feed_schemas
+from gr_core.lake.source import SourceFile
 
 
 @dataclass
@@ -44,7 +44,12 @@ class Tally:
 
 
 def described(
-    config: Config, feed: FeedConfig, files: list[SourceFile], tally: Tally, head: int | None = None
+    config: Config,
+    feed: FeedConfig,
+    files: list[SourceFile],
+    schemas: list[dict[str, pl.DataType]],
+    tally: Tally,
+    head: int | None = None,
 ) -> dict[str, Any]:
     """Return what a feed's files of a day are like: the Batch's `unknown_columns` and `figures`.
 
@@ -52,13 +57,14 @@ def described(
         config: The run's config.
         feed: The feed.
         files: Its files.
+        schemas: Their columns as they are read.
         tally: Filled with the rows that keep the contract.
         head: Of an ndjson file only so many records are looked at; None: all.
     """
     declared = set(feed.types) | set(raw_columns(config, feed))
     unknown: Counter[str] = Counter()
     columns: dict[str, set[str]] = {}
-    for file, schema in zip(files, feed_schemas(feed, files), strict=True):
+    for file, schema in zip(files, schemas, strict=True):
         names = rawfile.column_names(file.uri, feed.format, head)
         unknown.update(name for name in names if name not in declared)
         for name in names:

@@ -12,15 +12,13 @@ import re
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import polars as pl
 
 from gr_core.config import Config, FeedConfig, TableConfig
 from gr_core.data import expressions
 from gr_core.data.users import refuse_clear_ids
-from gr_core.errors import ConfigError, DataContractError, StoreUnavailable
+from gr_core.errors import ConfigError, DataContractError
 from gr_core.lake import rawfile, store
 
 logger = logging.getLogger(__name__)
@@ -154,21 +152,26 @@ def feed_schemas(feed: FeedConfig, files: list[SourceFile]) -> list[dict[str, pl
     A column of the feed's declared `types` may be absent from some of a day's files: it is null there (case C2).
     One that no file has stays missing.
     """
+    return completed(feed, own_schemas(feed, files))
+
+
+def own_schemas(feed: FeedConfig, files: list[SourceFile]) -> list[dict[str, pl.DataType]]:
+    """Return the columns that each file has (or its path), as they will be read."""
     key = f"source.feeds[{feed.name}]"
-    schemas = [rawfile.read_schema(file.uri, feed.format, feed.types, key) for file in files]
+    return [rawfile.read_schema(file.uri, feed.format, feed.types, key) for file in files]
+
+
+def completed(feed: FeedConfig, schemas: list[dict[str, pl.DataType]]) -> list[dict[str, pl.DataType]]:
+    """Return the files' columns and the declared ones that only others of them have, as `feed_schemas` does."""
     seen = {name for schema in schemas for name in schema}
     optional = {name: expressions.DECLARED[kind] for name, kind in feed.types.items() if name in seen}
     return [{**optional, **schema} for schema in schemas]
 
 
 def _check_feed(config: Config, feed: FeedConfig, files: list[SourceFile]) -> None:
-    values = expressions.feed_values(config.source, feed)
-    times = expressions.feed_times(feed)
+    check = expressions.FeedCheck(config.source, feed)
     for file, schema in zip(files, feed_schemas(feed, files), strict=True):
-        for key, time in times.values():
-            expressions.check_time(time, key, schema, file.uri, feed)
-        for value in values:
-            expressions.check_value(value, schema, file.uri, feed)
+        check(schema, file.uri)
 
 
 def _supported(config: Config) -> None:
@@ -230,20 +233,4 @@ def _local(root: str, pattern: str) -> list[tuple[str, str, int, str]]:
 
 
 def _remote(root: str, pattern: str) -> list[tuple[str, str, int, str]]:
-    scheme = urlsplit(root).scheme
-    where = store.join(root, pattern)
-    try:
-        listed: dict[str, dict[str, Any]] = store.filesystem(root).glob(where, detail=True)
-    except OSError as error:
-        raise StoreUnavailable(
-            f"{where} did not answer: {error}; check endpoint and credentials", where=root
-        ) from error
-    prefix = root.removeprefix(f"{scheme}://").strip("/") + "/"
-    found = []
-    for name, info in listed.items():
-        if info.get("type") != "file" or name.endswith("/"):
-            continue
-        path = name.removeprefix(f"{scheme}://").lstrip("/")
-        version = info.get("VersionId") or info.get("ETag") or info.get("LastModified") or info.get("created") or ""
-        found.append((path.removeprefix(prefix), f"{scheme}://{path}", int(info.get("size") or 0), str(version)))
-    return found
+    return [(one.name, one.uri, one.size, one.etag) for one in store.matching(root, pattern)]

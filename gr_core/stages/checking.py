@@ -197,7 +197,9 @@ def _sample(config: Config, day: Date, feed: FeedConfig, findings: Findings) -> 
         chosen = usable[::step]
         head = max(_LEAST_ROWS, SAMPLED_ROWS // len(chosen))
         seen = preview.look(config, day, feed, chosen, head)
-        facts = described(config, feed, [file for file, _ in usable], preview.tally(config, seen), head)
+        facts = described(
+            config, feed, [one for one, _ in usable], [two for _, two in usable], preview.tally(config, seen), head
+        )
         one = Sampled(
             feed=feed,
             files=len(files),
