@@ -15,8 +15,9 @@ from datetime import date as Date
 from typing import Any
 
 from gr_core.config import Config, parse_config
+from gr_core.config_rules import check_lake, config_difference, refuse_full_retrain, trained_with
 from gr_core.environment import state_directory
-from gr_core.errors import BoundError, ConfigError, UsageError
+from gr_core.errors import BoundError, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
@@ -173,7 +174,7 @@ def open_night(
     while True:
         entries = journal.entries()
         record = nights(entries).get(key)
-        _check_lake(config, entries)
+        check_lake(config, entries)
         if record is not None:
             return _reopen(config, home, record, journal, at_us, force)
         night = Night(
@@ -223,7 +224,7 @@ def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at
         payload |= {"parent": night.parent.to_json() if night.parent else None}
         logger.info("night %s: its parent was tainted by a retraction, it starts from %s", record.key, version)
     if night.parent is not None:
-        _refuse_full_retrain(_parent_config(entries, night.parent.version), night.config)
+        refuse_full_retrain(trained_with(entries, night.parent.version), night.config)
     journal.append("attempt", record.key, payload, at_us=at_us)
     logger.info("night %s taken up again, attempt %d, config difference %s", record.key, night.attempt, difference)
     return night
@@ -264,30 +265,7 @@ def check_home(config: Config, home: str) -> None:
     Raises:
         ConfigError: `lake` differs from the home's, or the list of actions was reordered.
     """
-    _check_lake(config, Journal(store.join(home, "lake", "journal")).entries())
-
-
-def _check_lake(config: Config, entries: list[Entry]) -> None:
-    first = next((entry for entry in entries if entry.kind == "opened"), None)
-    if first is None:
-        return
-    was, now = first.payload["config"]["lake"], config.resolved()["lake"]
-    changed = {key for key in ("zone", "num_buckets", "holdout_fraction") if was[key] != now[key]}
-    if changed:
-        key = sorted(changed)[0]
-        raise ConfigError(
-            f"lake.{key} never changes in a home: it is {was[key]!r}, got {now[key]!r}; set it back, or start "
-            "another home with --home",
-            where=f"lake.{key}",
-        )
-    lists = [[a["name"] for a in e.payload["config"]["source"]["actions"]] for e in entries if "config" in e.payload]
-    names = max(lists, key=len)
-    if config.source.action_names[: len(names)] != names:
-        raise ConfigError(
-            f"source.actions is append only: it is {names}, got {config.source.action_names}; "
-            "set the order back and add new actions at the end",
-            where="source.actions",
-        )
+    check_lake(config, Journal(store.join(home, "lake", "journal")).entries())
 
 
 def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
@@ -309,33 +287,7 @@ def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
             "older parent with --parent",
             where=night.date,
         )
-    _refuse_full_retrain(_parent_config(entries, parent.version), config.resolved())
-
-
-def _refuse_full_retrain(was: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse a config whose model, vocabulary or list of actions differs from the parent's."""
-    for section in ("model", "vocabulary"):
-        difference = config_difference(was[section], now[section])
-        if difference:
-            key, (old, new) = next(iter(difference.items()))
-            _refuse(f"{section}.{key}", old, new)
-    actions = [[(a["name"], a["supervise"]) for a in config["source"]["actions"]] for config in (was, now)]
-    if actions[0] != actions[1]:
-        _refuse("source.actions", *([f"{name} (supervise = {on})".lower() for name, on in part] for part in actions))
-
-
-def _refuse(key: str, old: Any, new: Any) -> None:
-    raise ConfigError(
-        f"{key} must equal the parent's: it is {old!r}, got {new!r}; changing it is a full retrain, so set it back or "
-        "start another home with --home",
-        where=key,
-    )
-
-
-def _parent_config(entries: list[Entry], version: int) -> dict[str, Any]:
-    """Return the resolved config that a registered version was trained with."""
-    found = (e.payload for e in reversed(entries) if e.kind == "registered" and e.payload["version"] == version)
-    return dict(next(found)["config"])
+    refuse_full_retrain(trained_with(entries, parent.version), config.resolved())
 
 
 def _manifest(uri: str) -> dict[str, Any] | None:
@@ -346,16 +298,6 @@ def _manifest(uri: str) -> dict[str, Any] | None:
         return None
     whole = isinstance(manifest, dict) and {"fingerprint", "result"} <= manifest.keys()
     return manifest if whole else None
-
-
-def config_difference(was: Any, now: Any, prefix: str = "") -> dict[str, list[Any]]:
-    """Return {dotted.key: [was, now]} of two resolved configs; lists are compared whole."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        found: dict[str, list[Any]] = {}
-        for key in sorted(was.keys() | now.keys()):
-            found |= config_difference(was.get(key), now.get(key), f"{prefix}.{key}" if prefix else key)
-        return found
-    return {} if was == now else {prefix: [was, now]}
 
 
 def stage_fingerprint(name: str, identity: Any) -> str:

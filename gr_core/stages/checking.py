@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from gr_core.config import Config, FeedConfig
+from gr_core.config_rules import config_difference
 from gr_core.data import checks, expressions, preview
 from gr_core.data.figures import described
 from gr_core.data.users import refuse_clear_ids
@@ -25,7 +26,7 @@ from gr_core.lake import rawfile, source, store, userkey
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, nights
 from gr_core.lake.source import SourceFile
-from gr_core.night import check_home, config_difference, resolve_root
+from gr_core.night import check_home, resolve_root
 from gr_core.report.status import STAGES
 from gr_core.stages import ingesting
 
