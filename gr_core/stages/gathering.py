@@ -10,7 +10,6 @@ rows equal those built from all rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +33,7 @@ Role = Literal["train", "next_day", "holdout"]
 ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
 _ORDER = ("user_id", "shown_at", "event_id")
 _IS_TARGET = pl.any_horizontal(pl.col(role) != 0 for role in ROLES)
+_SHOWN = _IS_TARGET | pl.col("counted")
 _UNMARKED = (*(pl.lit(0, pl.Int32).alias(role) for role in ROLES), pl.lit(value=False).alias("counted"))
 _LATER = np.iinfo(np.int64).max
 
@@ -42,20 +42,14 @@ _LATER = np.iinfo(np.int64).max
 class Gathered:
     """What was gathered of one bucket."""
 
-    fresh: pl.DataFrame
-    """All rows that may be due or new, with the columns of `DueScope.masks`."""
-    holdout: pl.Series
-    """Boolean per row of `fresh`: its user is evaluated only."""
-    masks: dict[str, pl.Series]
-    """`DueScope.masks` of `fresh`."""
     rows: pl.DataFrame
     """Rows of the users with a target in any role, and rows that count for the vocabulary, by (user_id, shown_at,
     event_id); with an Int32 column per role that holds its mask, and `counted` (Boolean). What is neither a target nor
     counted lacks the features that only targets carry."""
-    save: Callable[[], None]
-    """Brings the history store to the pinned version; called once, when the sequences are written."""
-    history_bytes: Callable[[], int]
-    """Bytes read of the history store so far."""
+    counts: dict[str, int]
+    """Events with a bit in each of `DueScope.masks`, of all users."""
+    history_read: int
+    """Bytes read of the history store."""
     from_store: int
     """Users whose history came from the store."""
     from_table: int
@@ -80,53 +74,46 @@ class Gatherer:
     bucket: int
     holdout_fraction: float
 
-    def gather(self) -> Gathered:
-        """Gather from the store and what is recent; from the whole bucket where that cannot be."""
+    def gather(self, *, advance: bool = True) -> Gathered:
+        """Gather from the store and what is recent; from the whole bucket where that cannot be.
+
+        Args:
+            advance: Bring the store to the pinned version; False only looks.
+        """
         version = self.scope.now.delta_version
         erasures = self.table.erasures(version)
         snapshot = self.history.snapshot(version, self.scope.now.commit, erasures)
-        if snapshot is not None and snapshot.commit > self.scope.now.commit:
-            snapshot = None  # rows were removed since this night ingested: it reads a version with later nights' rows
         recent = recent_from(self.scope)
         if snapshot is not None and recent is not None:
             try:
-                return self._from_store(snapshot, *recent)
+                return self._from_store(snapshot, *recent, advance=advance)
             except FormatError as error:
                 logger.warning("bucket %d: %s; its histories are read from the event table", self.bucket, error)
                 snapshot = None
-        return self._whole(snapshot, erasures)
+        return self._whole(snapshot, erasures, advance=advance)
 
-    def _whole(self, snapshot: Snapshot | None, erasures: int) -> Gathered:
+    def _whole(self, snapshot: Snapshot | None, erasures: int, *, advance: bool) -> Gathered:
         """Read the bucket; the store is brought along, or made where there is nothing to start from."""
         version = self.scope.now.delta_version
         events = self.table.read(version, buckets=[self.bucket], columns=self._columns)
-        holdout = self._held(events)
-        masks = self.scope.masks(events, holdout)
-        rows = needed(self._marked(events, masks, holdout), self.rules)
-        users = rows["user_id"].n_unique()
-
-        def save() -> None:
-            if self.history.newest() > self._goal:
-                return
-            if snapshot is None:
-                self._write_base(erasures, events)
-                return
+        if advance and snapshot is None:
+            self._write_base(erasures, events)
+        elif advance and snapshot is not None:
             changed = events.filter(_changed(snapshot))["user_id"].unique()
             touched = events.filter(pl.col("user_id").is_in(changed.implode()))
             self._advance(snapshot, erasures, touched, np.full(len(changed), NEVER))
-
+        marked, counts = self._marked(events)
+        del events  # the largest frame there is; what follows holds no second copy of it
+        rows = needed(marked, self.rules)
         return Gathered(
-            fresh=events,
-            holdout=holdout,
-            masks=masks,
             rows=rows,
-            save=save,
-            history_bytes=lambda: snapshot.bytes_read if snapshot else 0,
+            counts=counts,
+            history_read=snapshot.bytes_read if snapshot else 0,
             from_store=0,
-            from_table=users,
+            from_table=rows["user_id"].n_unique(),
         )
 
-    def _from_store(self, snapshot: Snapshot, commit: int, shown_from_us: int | None) -> Gathered:
+    def _from_store(self, snapshot: Snapshot, commit: int, shown_from_us: int | None, *, advance: bool) -> Gathered:
         """Overlay the store's entries by the rows that came, were shown or changed lately."""
         version = self.scope.now.delta_version
         fresh = self.table.read_since(
@@ -142,36 +129,25 @@ class Gatherer:
             users = self.table.read(version, buckets=[self.bucket], columns=["user_id"])["user_id"].unique().sort()
             whole = [user for user in users if is_holdout(user, self.holdout_fraction)]
             fresh = self._replaced(fresh, whole)
-        holdout = self._held(fresh)
-        masks = self.scope.masks(fresh, holdout)
-        marked = self._marked(fresh, masks, holdout)
+        marked, counts = self._marked(fresh)
         changed = fresh.filter(_changed(snapshot))["user_id"].unique().sort()
-        wanted = (
-            marked.filter(_IS_TARGET | pl.col("counted") | pl.col("user_id").is_in(changed.implode()))["user_id"]
-            .unique()
-            .sort()
-        )
+        asked = _SHOWN | pl.col("user_id").is_in(changed.implode())
+        wanted = marked.filter(asked)["user_id"].unique().sort()
         rows, floors = self._overlaid(snapshot, marked, wanted, whole)
         short = self._short(rows, floors)
         rows = self._replaced(rows, short.to_list())
         floors = floors.with_columns(
             pl.when(pl.col("user_id").is_in(short.implode())).then(NEVER).otherwise("floor").alias("floor")
         )
+        if advance:
+            touched = rows.filter(pl.col("user_id").is_in(changed.implode()))
+            known = floors.filter(pl.col("user_id").is_in(changed.implode()))["floor"]
+            self._advance(snapshot, snapshot.erasures, touched, known.to_numpy())
         replaced = {*short, *wanted.filter(wanted.is_in(whole))}
-        touched = rows.filter(pl.col("user_id").is_in(changed.implode()))
-        known = floors.filter(pl.col("user_id").is_in(changed.implode()))["floor"].to_numpy()
-
-        def save() -> None:
-            if self.history.newest() <= self._goal:
-                self._advance(snapshot, snapshot.erasures, touched, known)
-
         return Gathered(
-            fresh=fresh,
-            holdout=holdout,
-            masks=masks,
             rows=needed(rows, self.rules),
-            save=save,
-            history_bytes=lambda: snapshot.bytes_read,
+            counts=counts,
+            history_read=snapshot.bytes_read,
             from_store=floors.height - len(replaced),
             from_table=len(replaced),
         )
@@ -211,16 +187,16 @@ class Gatherer:
         version = self.scope.now.delta_version
         read = self.table.read_users(version, bucket=self.bucket, users=users, columns=self._columns)
         if "counted" in rows.columns:
-            marks = rows.filter(_IS_TARGET | pl.col("counted")).select("event_id", *ROLES, "counted")
+            marks = rows.filter(_SHOWN).select("event_id", *ROLES, "counted")
             read = read.join(marks, on="event_id", how="left")
             read = read.with_columns(pl.col(ROLES).fill_null(0), pl.col("counted").fill_null(value=False))
         others = rows.filter(~pl.col("user_id").is_in(users))
         return pl.concat([others, read.select(rows.columns)]).sort(_ORDER)
 
     def _advance(self, snapshot: Snapshot, erasures: int, touched: pl.DataFrame, floors: Longs) -> None:
-        now = self.scope.now
-        if (snapshot.version, snapshot.commit) >= self._goal:
-            return
+        now, goal = self.scope.now, (self.scope.now.delta_version, self.scope.now.commit)
+        if (snapshot.version, snapshot.commit) >= goal or self.history.newest() > goal:
+            return  # a night run again takes nothing back
         kept, capped = self._capped(touched, floors)
         try:
             self.history.advance(snapshot, now.delta_version, now.commit, kept, capped)
@@ -231,6 +207,8 @@ class Gatherer:
 
     def _write_base(self, erasures: int, events: pl.DataFrame) -> None:
         now = self.scope.now
+        if self.history.newest() > (now.delta_version, now.commit):
+            return
         kept, floors = self._capped(events, np.full(events["user_id"].n_unique(), NEVER))
         self.history.write_base(now.delta_version, now.commit, erasures, kept, floors)
 
@@ -244,11 +222,6 @@ class Gatherer:
         return rows.filter(pl.Series(keep)).select(history_columns(self.rules).names), floors
 
     @property
-    def _goal(self) -> tuple[int, int]:
-        """Version and commit that the store is brought to; a night run again never takes it back."""
-        return self.scope.now.delta_version, self.scope.now.commit
-
-    @property
     def _times(self) -> tuple[str, ...]:
         return history_columns(self.rules).times
 
@@ -258,15 +231,15 @@ class Gatherer:
         names = (*history_columns(self.rules).names, *self.rules.features, *types, "commit", "updated")
         return list(dict.fromkeys(names))
 
-    def _marked(self, events: pl.DataFrame, masks: dict[str, pl.Series], holdout: pl.Series) -> pl.DataFrame:
-        fresh = (pl.col("commit") > self.scope.parent_commit) & (pl.col("commit") <= self.scope.now.commit)
-        return events.with_columns(*(masks[role].alias(role) for role in ROLES), counted=fresh & ~holdout)
-
-    def _held(self, events: pl.DataFrame) -> pl.Series:
-        """Return a boolean per row: its user is evaluated only."""
+    def _marked(self, events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+        """Return rows with each role's mask and whether they count, and the masks' counts."""
         users = events["user_id"].unique()
         held = pl.Series([user for user in users if is_holdout(user, self.holdout_fraction)], dtype=pl.String)
-        return events["user_id"].is_in(held.implode())
+        holdout = events["user_id"].is_in(held.implode())
+        masks = self.scope.masks(events, holdout)
+        fresh = (pl.col("commit") > self.scope.parent_commit) & (pl.col("commit") <= self.scope.now.commit)
+        marked = events.with_columns(*(masks[role].alias(role) for role in ROLES), counted=fresh & ~holdout)
+        return marked, {name: int((mask != 0).sum()) for name, mask in masks.items()}
 
 
 def recent_from(scope: DueScope) -> tuple[int, int | None] | None:
@@ -297,10 +270,12 @@ def needed(rows: pl.DataFrame, rules: SequenceRules) -> pl.DataFrame:
         rows: Event table columns, a mask per role, and `counted`.
         rules: The rules.
     """
-    shown = _IS_TARGET | pl.col("counted")
-    rows = rows.filter(_IS_TARGET.any().over("user_id") | pl.col("counted"))
+    wanted = rows.select(_IS_TARGET.any().over("user_id") | pl.col("counted")).to_series()
+    rows = rows if wanted.all() else rows.filter(wanted)
     context = [name for name in rules.features if name not in history_columns(rules).texts]
-    return rows.with_columns(pl.when(shown).then(pl.col(name)).alias(name) for name in context)
+    if not context or rows.select(_SHOWN.all()).item():
+        return rows
+    return rows.with_columns(pl.when(_SHOWN).then(pl.col(name)).alias(name) for name in context)
 
 
 def _changed(snapshot: Snapshot) -> pl.Expr:

@@ -70,15 +70,14 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
             bucket=bucket,
             holdout_fraction=config.lake.holdout_fraction,
         ).gather()
-        rows, masks = gathered.rows, gathered.masks
+        rows = gathered.rows
         by_role = {str(role): rows[role] for role in ROLES}
         built = sequences.build_sequences(rows, by_role, sequence_rules(config), counted=rows["counted"])
         with store.directory(folder) as path:
             sequences.save(built, path)
             digest = folder_digest(path)
-        counts = {name: int((masks[name] != 0).sum()) for name in ("due", "train", "due_holdout", "next_day")}
-        gathered.save()
-        moved = {"history_read": gathered.history_bytes(), "history_written": history.bytes_written}
+        counts = {name: gathered.counts[name] for name in ("due", "train", "due_holdout", "next_day")}
+        moved = {"history_read": gathered.history_read, "history_written": history.bytes_written}
         sources = {"from_store": gathered.from_store, "from_table": gathered.from_table}
         return {"uri": folder, "counts": counts, "digest": digest, "bytes": moved, "users": sources}
 
