@@ -318,8 +318,16 @@ def test_a_forgetting_killed_anywhere_is_finished_by_the_next(
     assert holders(home, HIM) == []
 
 
-def test_a_night_that_was_under_way_goes_on_without_him(world: tuple[Path, Path, Path], home: Path) -> None:
-    """Its packs are those of a world where he was forgotten before; a finished night stays finished."""
+@pytest.mark.parametrize("later", [False, True], ids=["alone", "a later night came in"])
+def test_a_night_that_was_under_way_goes_on_without_him(
+    world: tuple[Path, Path, Path],
+    home: Path,
+    later: bool,  # noqa: FBT001
+) -> None:
+    """Its packs are those of a world where he was forgotten before; a finished night stays finished.
+
+    It reads a version that also holds the rows of a later night then, and sees none of them.
+    """
     config = world[0]
     early = home.parent / "early"
     shutil.copytree(home, early)
@@ -328,6 +336,9 @@ def test_a_night_that_was_under_way_goes_on_without_him(world: tuple[Path, Path,
     assert wanted["ingest"]["rows"]["forgotten"] > 0
 
     run(config, home, THIRD, stop_after="pack")
+    if later:
+        write_day(config.parent / "raw", THIRD + timedelta(days=1))
+        run(config, home, THIRD + timedelta(days=1), stop_after="sequences")
     forget(config, home)
     _, done = run(config, home, THIRD, stop_after="pack")
 
