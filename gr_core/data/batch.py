@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gr_core.config import Config
 from gr_core.data.sides import not_found
-from gr_core.hashing import bucket_of
+from gr_core.hashing import buckets_of
 from gr_core.lake.shelf import Shelf
 from gr_core.schema import event_schema
 
@@ -168,20 +168,24 @@ class SpilledBatch(Delivered):
     config: Config
     shelf: Shelf
     """Rows that keep the contract, repeats included: `working_schema`."""
+    users: BucketMap
+    """Knows all users of the rows."""
     hashes: npt.NDArray[np.uint64]
     """uint64, sorted: a row's event_id hash with its bucket in the lowest HASH_BITS bits."""
 
     def parts(self) -> Iterator[Part]:
         """Go through the buckets that have events, ascending."""
         chosen = self._across()
+        again = self.hashes[1:][self.hashes[1:] == self.hashes[:-1]]
+        repeated = set(np.unique(again & np.uint64(_LOW)).tolist())
         for bucket in sorted(self.shelf.buckets):
             rows = self.shelf.take(bucket)
-            events = unique(rows)
+            events = unique(rows) if bucket in repeated else rows
             if not chosen.is_empty():
                 elsewhere = chosen.filter(pl.col("bucket") != bucket)["event_id"]
                 events = events.filter(~pl.col("event_id").is_in(elsewhere.implode()))
             counts = tally(self.config, rows.height, events)
-            events = events.sort(EVENT_ORDER)
+            events = self.users.sort(events)
             yield Part(
                 bucket=bucket, events=events.select(batch_columns(self.config)), files=events[FILE], counts=counts
             )
@@ -274,19 +278,39 @@ def newest_us(rows: pl.DataFrame) -> int | None:
 
 
 class BucketMap:
-    """The bucket of each user, hashed once for each distinct one."""
+    """The distinct users of a batch: their buckets, each hashed once, and their order."""
 
     def __init__(self, num_buckets: int) -> None:
         self._num_buckets = num_buckets
         self._users = pl.Categories.random()
         self._anchor = pl.Series(dtype=pl.Categorical(self._users))  # codes last as long as a series that has them
         self._buckets = np.empty(0, np.int32)
+        self._ranks = np.empty(0, np.uint32)
 
     def of(self, users: pl.Series) -> pl.Series:
         """Return each user's bucket; users are text, none null."""
-        codes = users.cast(self._anchor.dtype).to_physical()
-        known = self._users.to_series()
-        fresh = known[len(self._buckets) :]
-        hashed = np.fromiter((bucket_of(user, self._num_buckets) for user in fresh), np.int32, len(fresh))
-        self._buckets = np.concatenate([self._buckets, hashed])
-        return pl.Series("bucket", self._buckets[codes.to_numpy()], pl.Int32)
+        codes = self._codes(users)
+        if len(codes) and int(codes.max()) >= len(self._buckets):
+            fresh = self._users.to_series()[len(self._buckets) :].to_list()
+            hashed = np.array(buckets_of(fresh, self._num_buckets), np.int32)
+            self._buckets = np.concatenate([self._buckets, hashed])
+        return pl.Series("bucket", self._buckets[codes], pl.Int32)
+
+    def sort(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Sort rows of known users by (user_id, shown_at, event_id): by numbers, text only where these are equal."""
+        if len(self._ranks) < len(self._buckets):
+            order = self._users.to_series().arg_sort().to_numpy()
+            self._ranks = np.empty(len(order), np.uint32)
+            self._ranks[order] = np.arange(len(order), dtype=np.uint32)
+        keys = pl.DataFrame({"user": self._ranks[self._codes(rows["user_id"])], "time": rows["shown_at"].to_physical()})
+        order = keys.select(pl.arg_sort_by("user", "time")).to_series().to_numpy().copy()
+        user, time = (keys[name].to_numpy()[order] for name in ("user", "time"))
+        equal = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
+        if equal.any():
+            ties = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
+            tied = keys[order[ties]].with_columns(rows["event_id"].gather(order[ties]).alias("event"))
+            order[ties] = order[ties][tied.select(pl.arg_sort_by("user", "time", "event")).to_series().to_numpy()]
+        return rows[order]
+
+    def _codes(self, users: pl.Series) -> npt.NDArray[np.uint32]:
+        return users.cast(self._anchor.dtype).to_physical().to_numpy()

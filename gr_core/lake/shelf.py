@@ -66,8 +66,11 @@ class Shelf:
                 self._split = {int(key[0]): part for key, part in parts.items()}
             return self._split.get(bucket, self.schema.to_frame())
         files = self._files.get(bucket % _GROUPS, [])
-        found = [pl.read_ipc(file).filter(pl.col(self._key) == bucket) for file in files]
-        return pl.concat([self.schema.to_frame(), *found])
+        found = pl.concat([self.schema.to_frame(), *(pl.read_ipc(file) for file in files)])
+        return found.filter(pl.col(self._key) == bucket) if self._shared(bucket) else found
+
+    def _shared(self, bucket: int) -> bool:
+        return any(other % _GROUPS == bucket % _GROUPS for other in self.buckets if other != bucket)
 
     def _spill(self) -> None:
         if self._folder is None:

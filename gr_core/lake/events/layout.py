@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import polars as pl
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from gr_core.config import Config
@@ -41,11 +40,11 @@ FILES = pl.Schema(
 
 def files_of(table: DeltaTable) -> pl.DataFrame:
     """Return the files of the version that a table is open at, as `FILES`, by path; reads the log alone."""
-    told = pa.table(table.get_add_actions(flatten=True))
+    told = pl.from_arrow(table.get_add_actions(flatten=True))
     names = {"size_bytes": "size", "num_records": "rows", "partition.bucket": "bucket"}
-    found = pl.DataFrame({names.get(name, name): pl.Series(told[name]) for name in told.column_names})
-    if "path" not in found.columns or found.is_empty():
+    if told.is_empty():
         return FILES.to_frame()
+    found = (told if isinstance(told, pl.DataFrame) else told.struct.unnest()).rename(names, strict=False)
     root = store.delta_file(table.table_uri).rstrip("/")
     found = found.with_columns((pl.lit(root + "/") + pl.col("path")).alias("uri"))
     return found.select(

@@ -138,6 +138,8 @@ def day_counts(
         user_id, day, count.
     """
     day = lake_day(config.lake.zone)
+    if files.is_empty() or inserts.is_empty():
+        return pl.DataFrame(schema={"user_id": pl.String(), "day": pl.Date(), "count": pl.UInt32()})
     pairs = inserts.select("user_id", day).unique().lazy()
     is_late = inserts["shown_at"].to_physical() < recent_from(newest_us)
     spans, late = day_spans(config, inserts.filter(~is_late)), inserts.filter(is_late)

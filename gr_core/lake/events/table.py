@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -23,7 +23,7 @@ from gr_core.errors import CommitConflict, FormatError
 from gr_core.hashing import bucket_of
 from gr_core.lake import pending, quarantine, tombstones
 from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
-from gr_core.lake.events import erasure, layout
+from gr_core.lake.events import erasure, layout, upkeep
 from gr_core.lake.events.acting import Acting
 from gr_core.lake.events.planning import Numbers, Plan, Planner
 from gr_core.lake.events.versions import INGEST, NIGHT, PLACE, RESTATED, Versions
@@ -212,6 +212,33 @@ class EventTable(Versions):
             return self._rows(files.clear(), [], columns)
         files = files.filter(layout.at_least("user_id", min(users)) & layout.at_most("user_id", max(users)))
         return self._rows(files, [pl.col("user_id").is_in(list(users)), *wanted], columns)
+
+    def maintain(self, *, keep_versions: Iterable[int] = (), retention_hours: int = 24) -> upkeep.Kept:
+        """Make few files of complete runs of commits, and delete files that no night needs; safe to repeat and to kill.
+
+        Args:
+            keep_versions: Versions that unfinished nights, and those of `lake.rerun_days`, are pinned to.
+            retention_hours: Files that left the table within so many hours stay, whatever their version.
+
+        Raises:
+            StoreUnavailable: The object store did not answer.
+        """
+        newest = self.last_commit()
+        if newest is None:
+            return upkeep.Kept()
+        try:
+            done = upkeep.compact(self._open, self.uri, newest.number)
+            table = self._open()
+            deleted = 0
+            if table is not None:
+                kept, erased = set(keep_versions), table.transaction_version(erasure.ERASED_AT)
+                if erased is not None and any(version < erased for version in kept):
+                    kept.add(erased)  # what is read in place of older ones (`pin`, `erasure.readable`)
+                deleted = upkeep.vacuum(table, kept, retention_hours)
+        except DeltaError as error:
+            self._unanswered(error)
+            raise
+        return replace(done, deleted_files=deleted)
 
     def _rows(self, files: pl.DataFrame, wanted: list[pl.Expr], columns: Sequence[str] | None) -> pl.DataFrame:
         """Read the wanted rows of chosen files, in the order of every read, forgotten users left out."""

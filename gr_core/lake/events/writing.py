@@ -53,14 +53,15 @@ def clusters(rows: pl.DataFrame, recent_us: int = RECENT_US) -> Iterator[pl.Data
         yield from _files(rows.filter(~late))
         yield from _files(rows.filter(late))
         return
-    span = (shown // SPAN_US).alias("\x00span")
+    span = (shown // SPAN_US).cast(pl.Int16).alias("\x00span")
     counts = span.value_counts(name="count").sort("\x00span")
     # neighbouring spans of few rows share a file; one of many has its own
     small = counts["count"] < _FEW_ROWS
     runs = counts.with_columns((~small | ~small.shift(1, fill_value=False)).cum_sum().alias("run"))
     groups = span.to_frame().join(runs, on="\x00span", how="left", maintain_order="left")["run"]
-    for run in groups.unique().sort():
-        yield from _files(rows.filter(groups == run))
+    split = rows.with_columns(groups.alias("\x00run")).partition_by("\x00run", as_dict=True, include_key=False)
+    for key in sorted(split):
+        yield from _files(split[key])
 
 
 def _files(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
