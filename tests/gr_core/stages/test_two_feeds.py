@@ -16,7 +16,7 @@ from gr_core.data import due
 from gr_core.data.contract import read_day
 from gr_core.errors import DataContractError
 from gr_core.lake.commits import Commit
-from gr_core.lake.events import EventTable
+from gr_core.lake.events import EventTable, layout
 from gr_core.lake.source import list_files
 from gr_core.refs import Bound, day_end_us
 from gr_core.stages import erasing, ingesting
@@ -253,6 +253,38 @@ def test_any_split_over_nights_and_files(
     whole.night(DAY, [filler, *events], list(reversed(rows)))
     said = ["event_id", "actions", "known", "click_at", "buy_at"]
     assert split.rows().select(said).equals(whole.rows().select(said))
+
+
+def test_a_late_row_reads_its_own_days_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action that comes 80 days late joins its event, and no file of the days between is opened."""
+    lake = Shop(tmp_path)
+    opened: list[str] = []
+    real = layout.scan
+
+    def recorded(files: pl.DataFrame, *rest: Any, **named: Any) -> pl.LazyFrame:
+        opened.extend(files["uri"])
+        return real(files, *rest, **named)
+
+    def night(days: int, row: dict[str, Any]) -> Commit:
+        when = timedelta(days=days)
+        return lake.night(DAY + when, [impression(f"r{1 + days}", NOON + when)], [row])
+
+    night(0, action("r1", "view", NOON))
+    night(40, action("r1", "view", NOON))
+    (middle,) = {file["uri"] for file in files_of(lake.table) if file["min.shown_at"] > NOON}
+    monkeypatch.setattr(layout, "scan", recorded)
+    commit = night(80, action("r1", "order", NOON))
+    assert commit.action_rows is not None
+    assert (commit.action_rows.merged, commit.updated) == (1, 1)
+    assert opened
+    assert middle not in opened
+
+
+def files_of(table: EventTable) -> list[dict[str, Any]]:
+    """Return the files of the newest version."""
+    now = table.at()
+    assert now is not None
+    return layout.files_of(now).to_dicts()
 
 
 def test_a_kill_between_files_and_commit_counts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
