@@ -27,6 +27,13 @@ nightly: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+# All three take an hour or so; BENCH=data BENCH_FLAGS=--quick shows that they run. Exit 1 if a figure misses its goal.
+BENCH ?= data cases quality
+BENCH_FLAGS ?=
+
+bench: $(INSTALLED)
+	@missed=0; for part in $(BENCH); do $(BIN)/python -m benchmarks.$$part $(BENCH_FLAGS) || missed=1; done; exit $$missed
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._child import Measured, measure
-from benchmarks._events import Feed, files_of
+from benchmarks._events import Feed, fields_of, files_of
 from benchmarks._report import Figure, Report
 
 MAX_BUILD_RATIO = 3.0
@@ -26,7 +26,7 @@ def measure_build(report: Report, work: Path, feed: Feed) -> None:
     The yardstick is run before and after them, in processes of its own; the ratio is to the mean of the two.
     """
     root, home = work / "raw", work / "home"
-    written = measure("benchmarks._events:write", root=str(root), feed=_json(feed), nights=2)
+    written = measure("benchmarks._events:write", root=str(root), feed=fields_of(feed), nights=2)
     yardsticks = [_sorted(work)]
     built = _night(home, root, feed, 0)
     night = _night(home, root, feed, 1)
@@ -48,7 +48,7 @@ def measure_build(report: Report, work: Path, feed: Feed) -> None:
         "night/peak_memory_bytes": Figure(value=night.peak_bytes, unit="bytes"),
     }
     report.conditions["build"] = {
-        "feed": _json(feed) | written.result,
+        "feed": fields_of(feed) | written.result,
         "generator_seconds": written.seconds,
         "yardstick": "polars.read_parquet of the same files, sort by (user, time), write_parquet; mean of two runs",
         "yardstick_seconds": [run.seconds for run in yardsticks],
@@ -61,9 +61,9 @@ def measure_build(report: Report, work: Path, feed: Feed) -> None:
 def measure_pandas(report: Report, work: Path, feed: Feed) -> None:
     """Add the figures of the sequences stage against a pandas groupby of the same events into lists a user."""
     root, home = work / "raw-pandas", work / "home-pandas"
-    measure("benchmarks._events:write", root=str(root), feed=_json(feed), nights=1)
-    measure("benchmarks._grouping:ingest", root=str(root), home=str(home), feed=_json(feed))
-    ours = measure("benchmarks._grouping:sequences", root=str(root), home=str(home), feed=_json(feed))
+    measure("benchmarks._events:write", root=str(root), feed=fields_of(feed), nights=1)
+    measure("benchmarks._grouping:ingest", root=str(root), home=str(home), feed=fields_of(feed))
+    ours = measure("benchmarks._grouping:sequences", root=str(root), home=str(home), feed=fields_of(feed))
     theirs = measure("benchmarks._groupby:group_with_pandas", files=files_of(str(root)))
     report.figures |= {
         "pandas/speedup": Figure(
@@ -76,7 +76,7 @@ def measure_pandas(report: Report, work: Path, feed: Feed) -> None:
         "pandas/peak_memory_bytes": Figure(value=ours.peak_bytes, unit="bytes", baseline=theirs.peak_bytes),
     }
     report.conditions["pandas"] = {
-        "feed": _json(feed),
+        "feed": fields_of(feed),
         "pandas": "read_parquet, sort_values (user, time), groupby(user).agg(list) of item, category, surface, actions and time",
         "ours": "event table to the sequences of all three roles on disk, everything due, one bucket at a time",
         "result": {"ours": ours.result, "pandas": theirs.result},
@@ -88,7 +88,7 @@ def measure_pandas(report: Report, work: Path, feed: Feed) -> None:
 def measure_large(report: Report, work: Path, feed: Feed) -> None:
     """Add the peak memory of one night on top of a large table, its history being context only."""
     root, home = work / "raw-large", work / "home-large"
-    written = measure("benchmarks._events:write", root=str(root), feed=_json(feed), nights=2)
+    written = measure("benchmarks._events:write", root=str(root), feed=fields_of(feed), nights=2)
     first = _night(home, root, feed, 0, bootstrap_due=False)
     night = _night(home, root, feed, 1, bootstrap_due=False)
     report.figures |= {
@@ -97,7 +97,7 @@ def measure_large(report: Report, work: Path, feed: Feed) -> None:
         "large/bootstrap_peak_memory_bytes": Figure(value=first.peak_bytes, unit="bytes"),
     }
     report.conditions["large"] = {
-        "feed": _json(feed) | written.result,
+        "feed": fields_of(feed) | written.result,
         "bootstrap": _told(first),
         "night": _told(night),
     }
@@ -115,7 +115,7 @@ def _night(home: Path, root: Path, feed: Feed, number: int, *, bootstrap_due: bo
         "benchmarks._stages:data_night",
         root=str(root),
         home=str(home),
-        feed=_json(feed),
+        feed=fields_of(feed),
         number=number,
         bootstrap_due=bootstrap_due,
     )
@@ -123,7 +123,3 @@ def _night(home: Path, root: Path, feed: Feed, number: int, *, bootstrap_due: bo
 
 def _told(run: Measured) -> dict[str, Any]:
     return {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "peak_bytes": run.peak_bytes, **run.result}
-
-
-def _json(feed: Feed) -> dict[str, Any]:
-    return {name: getattr(feed, name) for name in Feed.__slots__}

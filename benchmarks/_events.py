@@ -71,6 +71,11 @@ class Feed:
         return FIRST_DAY + timedelta(days=number)
 
 
+def fields_of(feed: Feed) -> dict[str, Any]:
+    """Return a feed's fields as JSON values."""
+    return {name: getattr(feed, name) for name in Feed.__slots__}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Population:
     """Who is active how often, and which items are shown how often."""

@@ -1,4 +1,4 @@
-"""Packing: tokens a second and core from ragged arrays to the page cache, and how much of the budget stays unused."""
+"""Packing: tokens a second and core from ragged arrays to the page cache, unused budget, what padding wastes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import _segments
 from benchmarks._child import measure
+from benchmarks._padding import padding_table
 from benchmarks._report import Figure, Report
 from gr_core.data.packfile import PackMeta, write_pack
 
@@ -20,8 +21,16 @@ MAX_UNUSED_FRACTION = 0.01
 
 
 def measure_packing(report: Report, work: Path, num_tokens: int) -> None:
-    """Add unused budget and speed of packing for both presets."""
+    """Add unused budget and speed of packing for both presets, and the table of what padding wastes."""
     for preset in PRESETS:
+        rows = padding_table(preset, num_segments=num_tokens // 200)
+        report.conditions[f"padding/{preset}"] = rows
+        report.figures |= {
+            f"padding/{preset}/{row['layout']}/{row['grouping']}": Figure(
+                value=row["wasted_fraction"], unit="of the tokens computed" if not place else "of the budget"
+            )
+            for place, row in enumerate(rows)
+        }
         run = measure(
             "benchmarks._packing:pack",
             preset=preset,
@@ -50,7 +59,7 @@ def pack(preset: str, num_tokens: int, token_budget: int, out: str) -> dict[str,
     Returns:
         seconds, cpu_seconds, and what the index says of the pack.
     """
-    segments = _segments.segments_of(preset, num_tokens)
+    source = _segments.source_of(preset, num_tokens)
     meta = PackMeta(
         role="train",
         features=_segments.FEATURES,
@@ -59,7 +68,7 @@ def pack(preset: str, num_tokens: int, token_budget: int, out: str) -> dict[str,
         token_budget=token_budget,
     )
     began, cpu = time.perf_counter(), time.process_time()
-    index = write_pack(Path(out), segments, meta)
+    index = write_pack(Path(out), source, meta)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
     os.sync()
     batches = len(index["batch_tokens"])

@@ -1,73 +1,71 @@
-"""Segments of the presets' lengths with meaningless content: what packing and loading are measured on.
+"""Ragged arrays of the presets' lengths with meaningless content: what packing and loading are measured on.
 
-In: a preset and how many tokens. Out: ragged arrays as `packfile.Segments`: history, then one session's targets that see
-all of it. Content is random, since what it says costs nothing; lengths, types and intervals are those of a night.
+In: a preset and how many tokens. Out: one bucket's sequences (`ragged.Ragged`) with the embedding rows of its codes.
+Content is random, since what it says costs nothing; lengths, types and intervals are those of a night.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from gr_core.data.packfile import Segments
-from gr_core.data.ready_packs import PRESETS
-from gr_core.schema import pack_schema
+from benchmarks._padding import lengths_of
+from gr_core.data.ragged import BITS, FIRST_CODE, HI, KNOWN, LO, WORDS, Ints, Longs, Ragged, RaggedSource, ranges, width
 
 FEATURES = ("item_id", "category", "creator", "surface", "slot", "device")
 ACTIONS = ("click", "like", "purchase")
 SESSION = 10
-"""Targets of a segment; the preset's lengths are those of the history."""
+"""Most targets of a segment; they are part of the preset's length and see all of its history."""
+_DISTINCT = 100_000  # ids a feature
 _MINUTE_US = 60_000_000
+_ROLE = 1
 
 
-def segments_of(preset: str, num_tokens: int, seed: int = 0) -> Segments:
+def source_of(preset: str, num_tokens: int, seed: int = 0) -> RaggedSource:
     """Return about so many tokens in segments of a preset's lengths, one segment a user.
 
     Args:
-        preset: A key of ready_packs.PRESETS.
+        preset: A key of _padding.PRESETS.
         num_tokens: About how many tokens in all.
         seed: Another one is other segments.
     """
-    shape = PRESETS[preset]
+    lengths = lengths_of(preset, max(num_tokens // 8, 8), seed)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), num_tokens)) + 1]
     rng = np.random.default_rng(seed)
-    # Twice the tokens that this many users are likely to have, then as many users as are wanted.
-    drawn = max(2 * num_tokens // max(round(shape.longest * shape.median_fraction), 1), 8)
-    wanted = shape.longest * shape.median_fraction * np.exp(rng.normal(0, shape.sigma, drawn))
-    history = np.minimum(wanted, shape.longest).astype(np.int64)
-    lengths = history + SESSION
-    count = min(int(np.searchsorted(np.cumsum(lengths), num_tokens)) + 1, drawn)
-    history, lengths = history[:count], lengths[:count]
-    starts = np.cumsum(lengths) - lengths
-    within = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    end = np.repeat(history, lengths)
-    return Segments(
-        columns=_columns(rng, within, end),
-        lengths=lengths,
-        users=[f"u{number}" for number in range(count)],
-        event_ids=pa.array(np.arange(count * SESSION)).cast(pa.string()),
+    tables = {
+        name: np.append(np.arange(FIRST_CODE), FIRST_CODE + rng.permutation(_DISTINCT)).astype(np.int32)
+        for name in FEATURES
+    }
+    return RaggedSource([_ragged(rng, lengths)], [tables], _ROLE)
+
+
+def _ragged(rng: np.random.Generator, lengths: Longs) -> Ragged:
+    targets = np.minimum(SESSION, lengths)
+    history = lengths - targets
+    begin = np.cumsum(history) - history
+    past = int(history.sum())
+    rows = np.empty((int(lengths.sum()), width(len(FEATURES))), np.int32)
+    rows[:, WORDS:] = rng.integers(FIRST_CODE, FIRST_CODE + _DISTINCT, (len(rows), rows.shape[1] - WORDS), np.int32)
+    rows[:, BITS] = rng.integers(0, 1 << len(ACTIONS), len(rows), np.int32)
+    rows[:, KNOWN] = (1 << len(ACTIONS)) - 1
+    rows[:, LO] = np.append(np.repeat(begin, history), np.repeat(begin, targets))
+    rows[:, HI] = np.append(np.arange(past), np.repeat(begin + history, targets))
+    time = np.append(ranges(np.zeros(len(lengths), np.int64), history), ranges(history, targets)) * _MINUTE_US
+    rows[:, :BITS] = np.ascontiguousarray(time).view(np.int32).reshape(-1, BITS)
+    return Ragged(
+        features=FEATURES,
+        rows=rows,
+        num_history=past,
+        user=_ints(np.arange(len(lengths))),
+        roles=np.full(len(lengths), _ROLE, np.uint8),
+        begin=begin,
+        history=_ints(history),
+        target=past + np.cumsum(targets) - targets,
+        targets=_ints(targets),
+        users=pa.array([f"u{number:09d}" for number in range(len(lengths))], pa.large_string()),
+        event_ids=pa.array(np.arange(int(targets.sum()))).cast(pa.large_string()),
     )
 
 
-def _columns(
-    rng: np.random.Generator, within: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
-) -> dict[str, npt.NDArray[np.generic]]:
-    """Return the pack's columns, given each token's place in its segment and the length of its history."""
-    target = within >= end
-    size = len(within)
-    values = {name: rng.integers(0, 1 << 20, size, np.int32) for name in FEATURES}
-    bits = rng.integers(0, 1 << len(ACTIONS), size, np.int32)
-    values |= {
-        "actions": np.where(target, 0, bits),
-        "known": np.where(target, 0, (1 << len(ACTIONS)) - 1),
-        "labels": np.where(target, bits, 0),
-        "label_known": np.where(target, (1 << len(ACTIONS)) - 1, 0),
-        "time": within * _MINUTE_US,
-        "position": np.minimum(within, end),
-        "lo": np.zeros(size),
-        "hi": np.minimum(within, end),
-        "supervise": target,
-        "weight": np.ones(size),
-    }
-    kinds = {field.name: field.type.to_pandas_dtype() for field in pack_schema(FEATURES)}
-    return {name: np.ascontiguousarray(value, kinds[name]) for name, value in values.items()}
+def _ints(values: Longs) -> Ints:
+    return values.astype(np.int32)

@@ -12,25 +12,41 @@ from benchmarks._nights import open_day, promote, run_data, run_night
 from gr_core.config import load_config
 
 
-def data_night(root: str, home: str, feed: dict[str, Any], number: int, bootstrap_due: bool) -> dict[str, Any]:  # noqa: FBT001 -- a JSON argument
+def data_night(
+    root: str,
+    home: str,
+    feed: dict[str, Any],
+    number: int = 0,
+    *,
+    bootstrap_due: bool = True,
+    workers: int | None = None,
+) -> dict[str, Any]:
     """Run a night's data stages and promote what it would have trained.
 
+    Args:
+        root: Where the feed was written.
+        home: The home.
+        feed: The feed's fields.
+        number: 0 for the first night.
+        bootstrap_due: Whether the history is supervised, or context only.
+        workers: Buckets side by side; None: as many as there are cores.
+
     Returns:
-        seconds by stage, rows of the ingestion, tokens and bytes of the packs.
+        Seconds by stage, rows of the ingestion, tokens, digests and bytes of the packs.
     """
     shape = Feed(**feed)
     config = config_of(Path(root), shape, bootstrap_due=bootstrap_due)
     night = open_day(config, home, shape.day(shape.num_days - 1 + number))
-    data = run_data(night, workers=os.cpu_count() or 1)
+    data = run_data(night, workers=workers or os.cpu_count() or 1)
     bound = data.ingested["bound"]
     promote(night, data, {"uri": f"{home}/none", "watermark": bound, "digest": f"night-{number}"})
     packs = data.packs.values()
     return {
         "stage_seconds": data.seconds,
-        "rows": data.ingested["rows"],
-        "bootstrap": data.ingested["bootstrap"],
+        **{key: data.ingested[key] for key in ("rows", "reasons", "bootstrap")},
         "tokens": {pack["role"]: pack["num_tokens"] for pack in packs},
         "segments": {pack["role"]: pack["num_segments"] for pack in packs},
+        "digests": {pack["role"]: pack["digest"] for pack in packs},
         "pack_bytes": sum(file.stat().st_size for pack in packs for file in Path(pack["uri"]).iterdir()),
     }
 
