@@ -9,6 +9,7 @@ from typing import Any
 from prefect import flow
 
 from flows.nightly import nightly
+from flows.runners import Runner
 from gr_core.errors import UsageError
 
 
@@ -26,6 +27,7 @@ def backfill(
     config: str = "conf/world.toml",
     home: str | None = None,
     overrides: list[str] = [],  # noqa: B006 -- Prefect copies parameters
+    runner: Runner = "threads",
 ) -> dict[str, Any]:
     """Run the night of each day from `start` to `end`; finished ones are passed over.
 
@@ -35,6 +37,7 @@ def backfill(
         config: Path of the TOML config.
         home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
         overrides: Config overrides, each dotted.key=value.
+        runner: Where buckets are built: threads of this machine, or workers of a Ray cluster (RAY_ADDRESS, else local).
 
     Returns:
         {"nights": [...]}, oldest first.
@@ -42,6 +45,5 @@ def backfill(
     if end < start:
         raise UsageError(f"--end {end} lies before --start {start}; swap them", where="end")
     days = [start + timedelta(days=n) for n in range((end - start).days + 1)]
-    return {
-        "nights": [nightly(config=config, date=day, home=home, overrides=overrides, mode="backfill") for day in days]
-    }
+    same: dict[str, Any] = {"config": config, "home": home, "overrides": overrides, "runner": runner}
+    return {"nights": [nightly(date=day, mode="backfill", **same) for day in days]}

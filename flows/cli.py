@@ -98,6 +98,7 @@ def _parser() -> Parser:
         choices=("sequences", "pack", "train", "evaluate"),
         help="repeat a stage of a finished night and compare digests",
     )
+    _add_runner(night)
     night.set_defaults(run=_nightly)
 
     many = commands.add_parser(
@@ -105,6 +106,7 @@ def _parser() -> Parser:
     )
     many.add_argument("--start", type=_day, required=True)
     many.add_argument("--end", type=_day, required=True)
+    _add_runner(many)
     many.set_defaults(run=_backfill)
 
     status = commands.add_parser("status", parents=[common], allow_abbrev=False, help="nights, champion and findings")
@@ -134,6 +136,12 @@ def _parser() -> Parser:
     )
     show.set_defaults(run=_config_show)
     return parser
+
+
+def _add_runner(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--runner", choices=("threads", "ray"), default="threads", help="where buckets are built (default: threads)"
+    )
 
 
 def _day(text: str) -> Date:
@@ -185,7 +193,13 @@ def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Da
     from flows.nightly import nightly
 
     result: Any = nightly(
-        config=options.config, date=day, parent=options.parent, force=options.force, home=home, overrides=options.set
+        config=options.config,
+        date=day,
+        parent=options.parent,
+        force=options.force,
+        home=home,
+        overrides=options.set,
+        runner=options.runner,
     )
     return dict(result)
 
@@ -219,7 +233,8 @@ def _backfill(options: argparse.Namespace, settings: Config, home: str) -> tuple
         _prepare(home)
         from flows.backfill import backfill
 
-        backfill(start=options.start, end=options.end, config=options.config, home=home, overrides=options.set)
+        same: dict[str, Any] = {"config": options.config, "home": home, "overrides": options.set}
+        backfill(start=options.start, end=options.end, runner=options.runner, **same)
     nights = [outcome.finished(home, day.isoformat()) or {"date": day.isoformat(), "state": "running"} for day in days]
     return {"nights": nights}, exit_status(nights[-1])
 

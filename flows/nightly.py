@@ -16,6 +16,7 @@ from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import unmapped
 
+from flows.runners import Runner, bucket_runner
 from flows.scheduling import run_name, scheduled_day
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
@@ -49,6 +50,7 @@ def nightly(
     force: Force | None = None,
     home: str | None = None,
     overrides: list[str] = [],  # noqa: B006 -- Prefect copies parameters
+    runner: Runner = "threads",
     mode: Mode = "nightly",
 ) -> dict[str, Any] | State[Any]:
     """Take one day of raw events to a gated, registered model, warm-started from the champion.
@@ -60,6 +62,7 @@ def nightly(
         force: Repeat one stage of a finished night beside its result and compare digests.
         home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
         overrides: Config overrides, each dotted.key=value.
+        runner: Where buckets are built: threads of this machine, or workers of a Ray cluster (RAY_ADDRESS, else local).
         mode: How the night is recorded; leave as it is.
 
     Returns:
@@ -73,7 +76,7 @@ def nightly(
     while True:
         with night_lock(where, key) as holder:
             if holder is None:
-                return run_night(settings, where, day, parent=parent, force=force, mode=mode)
+                return run_night(settings, where, day, parent=parent, force=force, mode=mode, runner=runner)
         if holder == key:
             message = f"night {key} is already running; this start ends"
             return Completed(
@@ -84,7 +87,14 @@ def nightly(
 
 
 def run_night(
-    settings: Config, home: str, day: Date, *, parent: int | None, force: str | None, mode: str
+    settings: Config,
+    home: str,
+    day: Date,
+    *,
+    parent: int | None,
+    force: str | None,
+    mode: str,
+    runner: Runner = "threads",
 ) -> dict[str, Any]:
     """Open the night and run what is missing of it; a finished one is returned as it is."""
     done = outcome.finished(home, night_key(day, parent))
@@ -97,7 +107,7 @@ def run_night(
     if done is not None:
         return done | {"forced": repeat_stage(night)}
     try:
-        status = run_stages(night)
+        status = run_stages(night, runner)
     except BaseException as error:
         judging.fail(night, error)
         raise
@@ -105,16 +115,17 @@ def run_night(
     return outcome.finished(home, night.key) or status
 
 
-def run_stages(night: Night) -> dict[str, Any]:
+def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
     """Run the stages in order: buckets side by side, the parent's evaluation beside training."""
     ingested = ingest(night)
     every = list(range(night.settings.lake.num_buckets))
-    buckets = build_bucket.map(unmapped(night), unmapped(ingested), every).result()
-    results = {"ingest": ingested, "sequences": buckets}
-    if not judging.any_due(buckets):
-        return judging.finish(night, results)
-    words = grow_vocabulary(night, buckets)
-    encoded = encode_bucket.map(unmapped(night), buckets, unmapped(words), every).result()
+    with bucket_runner(runner) as map_buckets:
+        buckets = map_buckets(build_bucket, unmapped(night), unmapped(ingested), every)
+        results = {"ingest": ingested, "sequences": buckets}
+        if not judging.any_due(buckets):
+            return judging.finish(night, results)
+        words = grow_vocabulary(night, buckets)
+        encoded = map_buckets(encode_bucket, unmapped(night), buckets, unmapped(words), every)
     packs = _write_packs(night, ingested, buckets, encoded, words)
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
