@@ -81,21 +81,24 @@ def _outputs(root: str, files: list[Object]) -> dict[_Output, list[Object]]:
 
 def _segments(files: list[Object], user: str) -> int:
     """Count a user's segments in an output: in a pack's index, in files of segments, else in whatever names him."""
-    counts = {one.name.rsplit("/", 1)[-1]: _rows(one, user) for one in files}
-    segments = sum(count for name, count in counts.items() if "segment" in name or name == "index.json")
-    return segments or sum(counts.values())
+    told = [one for one in files if one.name.endswith("/index.json") or "segments" in one.name.rsplit("/", 1)[-1]]
+    return sum(_rows(one, user) for one in told or files)
 
 
 def _rows(file: Object, user: str) -> int:
-    if file.name.endswith("/index.json"):
-        users = json.loads(store.read_bytes(file.uri)).get("segment_users") or []
-        return sum(one == user for one in users)
-    if not file.name.endswith(".arrow"):
-        return 0
-    names = [name for name in pl.read_ipc_schema(_source(file)) if "user" in name]
-    if not names:
-        return 0
-    rows = pl.read_ipc(_source(file), columns=names)
+    """Count a file's rows of a user; what cannot be read may hold him."""
+    try:
+        if file.name.endswith("/index.json"):
+            users = json.loads(store.read_bytes(file.uri)).get("segment_users") or []
+            return sum(one == user for one in users)
+        if not file.name.endswith(".arrow"):
+            return 0
+        names = [name for name in pl.read_ipc_schema(_source(file)) if "user" in name]
+        if not names:
+            return 0
+        rows = pl.read_ipc(_source(file), columns=names)
+    except (ValueError, AttributeError, pl.exceptions.PolarsError, OSError):
+        return 1
     return int(rows.select(pl.any_horizontal(pl.col(names).cast(pl.String) == user).sum()).item() or 0)
 
 

@@ -73,6 +73,8 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
             journal.append("forgotten", "forget", {"rows": rows}, at_us=at_us)
     if not entries and not table.exists():
         logger.warning("there is no night in %s yet: only the tombstone was written", home)
+    if not _user_features(config):
+        logger.info("no embedding table is keyed by users, so there is no row to reset")
     lineage = Lineage.of(entries)
     held = _still_held_by(config, sorted(lineage.descendants(stone["versions"])))
     logger.info("forgotten: events %d, sequences %d, packs %d", *(rows[key] for key in ("events", *nightfiles.COUNTED)))

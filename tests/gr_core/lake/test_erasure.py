@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import polars as pl
+import pytest
 from deltalake import DeltaTable
 
 from gr_core.hashing import bucket_of
@@ -316,3 +318,51 @@ def test_nothing_to_take_back_makes_no_version(tmp_path: Path) -> None:
 
     assert (told.rows, told.restored, told.kept) == (0, 0, 0)
     assert events.delta_version() == version
+
+
+def restated(path: Path, restate: str) -> EventTable:
+    """Return a table whose second ingestion delivers the first day again, changed, beside its own day."""
+    config = make_config(restate=restate)
+    events = table(path, config)
+    events.ingest("2025-06-01", batch(config, event("a", "p"), event("b", "q")), parent=None)
+    again = [event("a", "p", actions=CLICK), event("new", "q"), event("d", "p")]
+    two = batch(config, *again)
+    two = replace(
+        two,
+        files=pl.Series(["first", "first", "second"]),
+        uris=("first", "second"),
+        file_days=(0, 1),
+        inputs={"2025-06-01": "x", "2025-06-02": "y"},
+    )
+    events.ingest("2025-06-02", two, parent=None)
+    return events
+
+
+@pytest.mark.parametrize("restate", ["update", "replace"])
+def test_an_ingestion_that_restated_a_day_is_undone_whole(tmp_path: Path, restate: str) -> None:
+    """Its own rows and those of the restated day go; what it changed or replaced of that day is back."""
+    events = restated(tmp_path, restate)
+    before, now = events.read(1), events.read(events.delta_version())
+    assert set(now["event_id"]) == {"a", "new", "d"} | ({"b"} if restate == "update" else set())
+    assert Ingestion.of(events.commits()[1]).numbers == {2, 3}
+
+    told = take_back(events, 3)
+
+    assert (told.rows, told.restored, told.kept) == (2, 1 if restate == "update" else 2, 0)
+    assert events.read(events.delta_version()).equals(before)
+
+
+def test_a_day_goes_with_what_was_delivered_again(tmp_path: Path) -> None:
+    """All numbers that a day's rows came under are taken back together, and nothing of the other day."""
+    events = restated(tmp_path, "update")
+    first, numbers = events.commits()[0], events.delivered("2025-06-01")[1]
+    assert numbers == [1, 2]
+
+    asked = Asked(numbers=frozenset(numbers), whole=(Ingestion.of(first),))
+    told = TakeBack(
+        events.at, events.uri, asked, keep=lambda _bucket, _rows: "", trained=lambda rows: rows["user_id"] != ""
+    ).run("poison")
+
+    assert told is not None
+    assert told.rows == 3
+    assert set(events.read(events.delta_version())["event_id"]) == {"d"}
