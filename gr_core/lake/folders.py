@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 COMPLETE = "_COMPLETE.json"
 _FORMAT = 1
 _ATTEMPTS = 3
-_WORK = ".work-"
+_WORK = "work"
 _in_use: set[Path] = set()
 
 
 def workplace(uri: str) -> Path:
     """Return a new empty local folder, named as the URI's last part, beside the copies; `discard` removes it."""
-    root = environment.cache_directory()
+    root = environment.cache_directory() / _WORK
     root.mkdir(parents=True, exist_ok=True)
-    path = Path(tempfile.mkdtemp(dir=root, prefix=f"{_WORK}{os.getpid()}-")) / uri.rstrip("/").rpartition("/")[2]
+    path = Path(tempfile.mkdtemp(dir=root, prefix=f"{os.getpid()}-")) / uri.rstrip("/").rpartition("/")[2]
     path.mkdir()
     return path
 
@@ -184,16 +184,24 @@ def _keep(folder: Path, entry: Path) -> Path:
 def _tidy() -> None:
     """Remove the workplaces of dead processes, and the copies that were used longest ago beyond cache_bytes()."""
     root = environment.cache_directory()
-    for left in root.glob(f"{_WORK}*"):
-        if not Path("/proc/self").exists() or Path("/proc", left.name.removeprefix(_WORK).partition("-")[0]).exists():
-            continue
-        shutil.rmtree(left, ignore_errors=True)
+    for left in _inside(root / _WORK):
+        process = left.name.partition("-")[0]
+        if Path("/proc/self").exists() and not Path("/proc", process).exists():
+            shutil.rmtree(left, ignore_errors=True)
     spare = environment.cache_bytes()
-    found = [_measured(path) for path in root.glob("*/*/*") if not path.parts[-3].startswith(_WORK)]
+    versions = [version for copies in _inside(root) if copies.name != _WORK for version in _inside(copies)]
+    found = [_measured(entry) for version in versions for entry in _inside(version)]
     for _, size, entry in sorted(found, reverse=True):
         spare -= size
         if spare < 0 and entry not in _in_use:
             shutil.rmtree(entry.parent, ignore_errors=True)
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []  # given up by another thread or process
 
 
 def _measured(entry: Path) -> tuple[int, int, Path]:

@@ -341,9 +341,10 @@ def _plain(uri: str) -> str:
 
 
 def _each(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    if len(items) < 2:
+    workers = min(_AT_ONCE, len(items))
+    if workers < 2:
         return [work(item) for item in items]
-    pool = ThreadPoolExecutor(min(_AT_ONCE, len(items)))
+    pool = ThreadPoolExecutor(workers)
     try:
         return list(pool.map(work, items))
     finally:
