@@ -75,6 +75,8 @@ class Delivered(Tallied):
     """`lake.quarantine.SCHEMA`: reason, feed, file (URI), row (the raw row as JSON text)."""
     read: int
     """Rows in the files: events + duplicates + quarantined + forgotten."""
+    restated: int = 0
+    """Of these, rows of earlier feed days that were read again."""
     forgotten: int = 0
     """Rows left out because their user asked to be forgotten; they stand nowhere else, not in quarantine either."""
     forgotten_ids: pl.Series = field(default_factory=lambda: pl.Series(dtype=pl.String))

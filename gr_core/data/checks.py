@@ -79,9 +79,13 @@ def judge(rules: ChecksConfig, past: Sequence[Figures], tonight: Figures) -> lis
 
 
 def figures_of(commit: Commit) -> dict[str, Any]:
-    """Return the figures of an ingestion as its record tells them, the counts of rows included."""
-    rows = commit.rows
-    return {**commit.figures, "read": rows.read, "duplicates": rows.duplicates, "reasons": dict(commit.reasons)}
+    """Return the figures of an ingestion as its record tells them, the counts of rows included.
+
+    Rows of days that were read again are no rows of this day; most of them repeat what is known, so they count as such.
+    """
+    rows, again = commit.rows, commit.restated
+    counts = {"read": rows.read - again, "duplicates": max(rows.duplicates - again, 0), "reasons": dict(commit.reasons)}
+    return {**commit.figures, **counts}
 
 
 def past_figures(entries: Iterable[Entry], night: str) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ from gr_core.lake.tombstones import NOBODY, Tombstones
 from gr_core.refs import day_end_us
 from gr_core.schema import action_time
 
-__all__ = ["Batch", "SpilledBatch", "polars_schema", "read_day", "stored_user"]
+__all__ = ["Batch", "SpilledBatch", "identity", "polars_schema", "read_day", "stored_user"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def read_day(
     Args:
         config: The run's config.
         day: The feed day D; rows shown later than its end by more than the allowed skew are quarantined.
-        files: Files as listed; those of other feeds and tables are passed over.
+        files: Files as listed; those of other feeds and tables are not read, but are part of the day's identity.
         feed: The feed, role events or bootstrap.
         tombstones: Users whose rows are left out, counted.
         restated: Earlier feed days that are read again, with their files; each row keeps to its own day's end.
@@ -90,13 +90,18 @@ def read_day(
     """
     intake = _Intake(config, feed, tombstones)
     for delivered, listed in [*sorted(restated), (day, files)]:
-        intake.take(delivered, [file for file in listed if file.feed == feed.name])
-    batch = intake.batch(day)
+        intake.take(delivered, listed)
+    batch = intake.batch()
     logger.debug(
         "feed %s of %s: read %d (files %d), quarantined %d",
         *(feed.name, day, batch.read, len(batch.uris), batch.quarantine.height),
     )
     return batch
+
+
+def identity(files: list[SourceFile]) -> str:
+    """Return the digest of what a feed day was read from, to compare a later delivery with."""
+    return fingerprint(input_identity(files))
 
 
 class _Intake:
@@ -116,12 +121,16 @@ class _Intake:
         self._file_days: list[int] = []
         self._inputs: dict[str, str] = {}
         self._newest = 0
+        self._read = 0
+        self._before = 0  # rows read before the newest day's
         self._forgotten = 0
         self._forgotten_ids = [pl.Series("event_id", dtype=pl.String)]
 
-    def take(self, day: date, files: list[SourceFile]) -> None:
-        """Read the files of one feed day."""
+    def take(self, day: date, listed: list[SourceFile]) -> None:
+        """Read the feed's files of one day; DataContractError where they hold rows and none that is usable."""
         feed, check = self._feed, expressions.FeedCheck(self._config.source, self._feed)
+        files = [file for file in listed if file.feed == feed.name]
+        good, bad, before = self._shelf.rows, len(self._bad), self._read
         own = own_schemas(feed, files)
         waiting: list[pl.DataFrame] = []  # of small files with equal columns: the contract costs more a call than a row
         last: dict[str, pl.DataType] = {}
@@ -139,9 +148,13 @@ class _Intake:
             self._file_days.append(len(self._inputs))
         if waiting:
             self._add(contract_rows(self._config, day, feed, pl.concat(waiting), last))
-        self._inputs[day.isoformat()] = fingerprint(input_identity(files))
+        if self._shelf.rows == good and len(self._bad) > bad:
+            raise _nothing_usable(feed, day, self._files, pl.concat(self._bad[bad:]))
+        self._inputs[day.isoformat()] = identity(listed)
+        self._before = before
 
     def _add(self, rows: pl.DataFrame) -> None:
+        self._read += rows.height
         if self._tombstones:
             hidden = self._tombstones.hides(rows["user_id"])
             self._forgotten += int(hidden.sum())
@@ -160,17 +173,16 @@ class _Intake:
         self._newest = max(newest_us(rows) or 0, self._newest)
         self._shelf.add(rows)
 
-    def batch(self, day: date) -> Batch | SpilledBatch:
-        """Return what was taken in; `day` names it in errors."""
+    def batch(self) -> Batch | SpilledBatch:
+        """Return what was taken in."""
         config, shelf = self._config, self._shelf
         bad = pl.concat([_places(), *self._bad])
-        if not shelf.rows and not bad.is_empty():
-            raise _nothing_usable(self._feed, day, self._files, bad)
         uris = tuple(file.uri for file in self._files)
         shared: dict[str, Any] = {
             "feed": self._feed.name,
             "quarantine": _quarantine(config, self._feed, self._files, bad),
-            "read": shelf.rows + bad.height + self._forgotten,
+            "read": self._read,
+            "restated": self._before,
             "forgotten": self._forgotten,
             "forgotten_ids": pl.concat(self._forgotten_ids),
             "inputs": self._inputs,

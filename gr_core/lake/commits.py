@@ -43,6 +43,8 @@ class Commit(Ref):
     """Feed day (ISO) -> digest of the identity of its files as they were read; restated days first."""
     numbers: dict[str, list[int]] = field(default_factory=dict)
     """Restated feed day -> all numbers that its rows came under, this commit's last."""
+    restated: int = 0
+    """Rows read of feed days that were read again."""
     replaced: int = 0
     """Events of restated days that left the table because they were not delivered again."""
     action_rows: ActionRows | None = None

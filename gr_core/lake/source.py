@@ -18,7 +18,7 @@ import polars as pl
 from gr_core.config import Config, FeedConfig, TableConfig
 from gr_core.data import expressions
 from gr_core.data.users import refuse_clear_ids
-from gr_core.errors import ConfigError, DataContractError
+from gr_core.errors import DataContractError
 from gr_core.lake import rawfile, store
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def preflight(config: Config, day: date, *, bootstrap: bool) -> list[SourceFile]
         DataContractError: Missing day, unreadable file, missing or mistyped column.
     """
     source = config.source
-    _supported(config)
+    refuse_clear_ids(config)
     files: list[SourceFile] = []
     for feed in source.feeds:
         if feed.role == "bootstrap" and not bootstrap:
@@ -172,12 +172,6 @@ def _check_feed(config: Config, feed: FeedConfig, files: list[SourceFile]) -> No
     check = expressions.FeedCheck(config.source, feed)
     for file, schema in zip(files, feed_schemas(feed, files), strict=True):
         check(schema, file.uri)
-
-
-def _supported(config: Config) -> None:
-    refuse_clear_ids(config)
-    if config.source.restate == "replace":
-        raise ConfigError('source.restate = "replace" is not read yet; set it to "update"', where="source.restate")
 
 
 def missing(config: Config, day: date, feed: FeedConfig) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from datetime import date as Date
+from datetime import timedelta
 from typing import Any
 
-from gr_core.config import Config
+from gr_core.config import Config, FeedConfig
 from gr_core.data import actions, checks, contract, due
 from gr_core.errors import ConfigError
 from gr_core.lake import source, store, tombstones, userkey
@@ -79,6 +80,35 @@ def _action_files(config: Config, day: Date) -> list[source.SourceFile]:
     return [file for feed in feeds for file in source.list_files(config, day, feed)]
 
 
+def restated(
+    config: Config, table: EventTable, day: Date, feed: FeedConfig
+) -> list[tuple[Date, list[source.SourceFile]]]:
+    """Find the feed days of the last `source.restate_days` whose files are not those that were ingested, oldest first.
+
+    A day that no night ingested, or that has no file now, is not restated.
+
+    Args:
+        config: The run's config.
+        table: The event table.
+        day: The night's own feed day.
+        feed: The events feed; the files of the actions feeds belong to a day's delivery.
+    """
+    found = []
+    for back in range(config.source.restate_days, 0, -1):
+        earlier = day - timedelta(days=back)
+        was, numbers = table.delivered(earlier.isoformat())
+        if not numbers:
+            continue
+        files = source.list_files(config, earlier, feed)
+        if not files:
+            continue
+        files += _action_files(config, earlier)
+        if contract.identity(files) != was:
+            logger.info("feed day %s was delivered again, %d files: night %s reads it again", earlier, len(files), day)
+            found.append((earlier, files))
+    return found
+
+
 def check_supported(config: Config) -> None:
     """Refuse settings that this release cannot honour, before anything is written."""
     if config.attention.require == "fa3":
@@ -130,10 +160,13 @@ def ingest(night: Night) -> dict[str, Any]:
         if commit is None:
             feed = config.source.feed("events")
             assert feed is not None
-            files = source.list_files(config, night.day, feed)
-            batch = contract.read_day(config, night.day, files, feed=feed, tombstones=tombstones.load(table.lake))
+            files = source.list_files(config, night.day, feed) + _action_files(config, night.day)
+            again = restated(config, table, night.day, feed)
+            batch = contract.read_day(
+                config, night.day, files, feed=feed, tombstones=tombstones.load(table.lake), restated=again
+            )
             approve = checks.Approval(rules, past)
-            acted = read_actions(config, [(night.day, _action_files(config, night.day))], night.cutoff_us)
+            acted = read_actions(config, [*again, (night.day, files)], night.cutoff_us)
             commit = table.ingest(night.date, batch, parent=parent, approve=approve, actions=acted)
         first = table.find(BOOTSTRAP) if bootstrap is not None else None
         bound = due.make_bound(config, commit.number, night.cutoff_us, table.pin(commit), parent)

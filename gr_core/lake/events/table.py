@@ -356,6 +356,7 @@ def _record(batch: Batch | SpilledBatch, plan: Plan, numbers: Numbers, night: st
         numbers={
             day: [*numbers.before[day], number] for day, number in zip(numbers.before, numbers.days, strict=False)
         },
+        restated=batch.restated,
         replaced=plan.replaced,
     )
 

@@ -279,14 +279,6 @@ def test_wrong_sql_names_its_key(tmp_path: Path, sql: str) -> None:
         preflight(make_config(tmp_path, {"actions": {"click": sql}}), DAY, bootstrap=False)
 
 
-def test_settings_that_are_not_read_yet_are_refused(tmp_path: Path) -> None:
-    """restate = replace is refused by name instead of being passed over."""
-    put(tmp_path / "dt=2025-06-01" / "a.parquet")
-
-    with pytest.raises(ConfigError, match=r"source\.restate"):
-        preflight(make_config(tmp_path, restate="replace"), DAY, bootstrap=False)
-
-
 def test_gzipped_text_feeds_pass_with_declared_types(tmp_path: Path) -> None:
     """csv.gz and ndjson.gz are checked against the declared types; an undeclared type is text."""
     (tmp_path / "dt=2025-06-01").mkdir()
