@@ -322,7 +322,7 @@ def test_nothing_to_take_back_makes_no_version(tmp_path: Path) -> None:
 
 def restated(path: Path, restate: str) -> EventTable:
     """Return a table whose second ingestion delivers the first day again, changed, beside its own day."""
-    config = make_config(restate=restate)
+    config = make_config(restate=restate, restate_days=2)
     events = table(path, config)
     events.ingest("2025-06-01", batch(config, event("a", "p"), event("b", "q")), parent=None)
     again = [event("a", "p", actions=CLICK), event("new", "q"), event("d", "p")]
