@@ -119,7 +119,8 @@ def check(given: Config, home: str, day: Date) -> dict[str, Any]:
         events = next((one for one in sampled if one.feed.role == "events"), None)
         if events is not None:
             _against_past(config, day, events, entries, findings)
-        gate = _power(config, events, entries, findings)
+        acted = [one for one in sampled if one.feed.role == "actions"]
+        gate = _power(config, events, acted, entries, findings)
         return {
             "ok": findings.ok,
             "findings": [
@@ -311,12 +312,14 @@ def _against_past(config: Config, day: Date, one: Sampled, entries: list[Entry],
         findings.add(level, f"source.checks.{found.check}", found.message + about)
 
 
-def _power(config: Config, one: Sampled | None, entries: list[Entry], findings: Findings) -> power.GatePower:
+def _power(
+    config: Config, one: Sampled | None, acted: list[Sampled], entries: list[Entry], findings: Findings
+) -> power.GatePower:
     """Work out the gate's power from past gates where there are some, else from the day's users."""
     past = [record.figures for record in nights(entries).values() if record.is_main and record.figures]
     compared = [(min(n + 1, config.gate.nights), f) for n, f in enumerate(past) if f.get("standard_error")]
     spread = power.measured_spread([figures for _, figures in compared])
-    users, positives = (0.0, 0.0) if one is None else _holdout(config, one)
+    users, positives = (0.0, 0.0) if one is None else _holdout(config, one, acted)
     if spread is not None:
         number, newest = compared[-1]
         users, positives = newest["users"] / number, newest["positives"] / number
@@ -345,9 +348,10 @@ def _power(config: Config, one: Sampled | None, entries: list[Entry], findings: 
     return gate
 
 
-def _holdout(config: Config, one: Sampled) -> tuple[float, float]:
+def _holdout(config: Config, one: Sampled, acted: list[Sampled]) -> tuple[float, float]:
     """Return the day's holdout users and their positives of the gate's action, projected from the sample.
 
+    Of rows of an actions feed, which name no user, they have the share that they have of the impressions.
     Of a part of the day the users are at most those that Chao's estimate knows: seen + once^2 / (2 * twice).
     """
     bit = 1 << config.source.action_names.index(config.gate.action)
@@ -356,6 +360,9 @@ def _holdout(config: Config, one: Sampled) -> tuple[float, float]:
     fraction = config.lake.holdout_fraction
     held = counts.filter(pl.Series([is_holdout(user, fraction) for user in counts["user_id"]], dtype=pl.Boolean))
     positives = float(held["positives"].sum()) * one.scale
+    for feed in acted:
+        taken = pl.concat([part.filter((pl.col("actions") & bit) != 0)["event_id"] for part in feed.preview.events])
+        positives += taken.n_unique() * feed.scale * float(held["len"].sum()) / max(rows.height, 1)
     if one.whole or counts.is_empty():
         return float(held.height), positives
     once, twice = (int((counts["len"] == n).sum()) for n in (1, 2))

@@ -19,7 +19,7 @@ from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable, layout
 from gr_core.lake.source import list_files
 from gr_core.refs import Bound, day_end_us
-from gr_core.stages import erasing, ingesting
+from gr_core.stages import checking, erasing, ingesting
 from tests import shop
 from tests.sequences import build
 from tests.shop import BUY, CLICK, DAY, NOON, action, impression, make_config, write_actions, write_impressions
@@ -215,6 +215,22 @@ def test_broken_actions_files_are_found_before_the_night_opens(tmp_path: Path) -
     write_actions(tmp_path / "raw", DAY, [action("r1", "click", "no time")])
     with pytest.raises(DataContractError, match="none of the 1 rows read is usable"):
         ingesting.preflight(make_config(tmp_path / "raw"), str(tmp_path / "home"), DAY)
+    assert not (tmp_path / "home").exists()
+
+
+def test_check_tells_what_both_feeds_become(tmp_path: Path) -> None:
+    """`daybreak check` shows the columns of both and why action rows would go to quarantine, and writes nothing."""
+    write_impressions(tmp_path / "raw", DAY, [impression("r1")])
+    write_actions(tmp_path / "raw", DAY, [action("r1", "click", NOON), action("r1", "click", "no time")])
+    config = make_config(tmp_path / "raw", lake={"holdout_fraction": 0.9})
+    told = checking.check(config, str(tmp_path / "home"), DAY)
+    assert told["ok"]
+    seen = {one["feed"]: (one["rows"], one["reasons"]) for one in told["sample"]}
+    assert seen == {"impressions": (1, {}), "actions": (2, {"bad_time": 1})}
+    columns = {column["column"]: column["sql"] for column in told["columns"] if column["feed"] == "actions"}
+    positives = [found["message"] for found in told["findings"] if found["where"] == "gate.min_positives"]
+    assert positives[0].startswith("about 3 positives of click in 3 nights")  # one a night
+    assert columns["buy"] == "kind = 'order' AND at IS NOT NULL"
     assert not (tmp_path / "home").exists()
 
 
