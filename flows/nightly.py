@@ -22,7 +22,7 @@ from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import Night, night_key, open_night
-from gr_core.stages import ingesting, judging, outcome, sequencing
+from gr_core.stages import ingesting, judging, outcome, sequencing, tidying
 from tasks.artifacts import publish_night
 from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
@@ -112,6 +112,7 @@ def run_night(
         judging.fail(night, error)
         raise
     publish_night(status, status.get("mlflow"))
+    tidying.tidy(night)
     return outcome.finished(home, night.key) or status
 
 
