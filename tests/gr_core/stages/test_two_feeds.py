@@ -46,9 +46,11 @@ class Shop:
 
     def ingest(self, day: date) -> Commit:
         """Ingest a day's files as they are."""
+        events = self.config.source.feeds[0]
         files = [file for feed in self.config.source.feeds for file in list_files(self.config, day, feed)]
-        batch = read_day(self.config, day, files, feed=self.config.source.feeds[0])
-        rows = ingesting.read_actions(self.config, [(day, files)], day_end_us(day, shop.ZONE))
+        again = ingesting.restated(self.config, self.table, day, events)
+        batch = read_day(self.config, day, files, feed=events, restated=again)
+        rows = ingesting.read_actions(self.config, [*again, (day, files)], day_end_us(day, shop.ZONE))
         return self.table.ingest(str(day), batch, parent=self.parent, actions=rows)
 
     def bound(self, commit: Commit, day: date) -> Bound:
@@ -176,6 +178,18 @@ def test_files_that_come_again_change_nothing(tmp_path: Path) -> None:
     assert second.action_rows.pending_before == second.action_rows.carried["quarantined"] == 1
     assert lake.rows().filter(pl.col("commit") == 1).equals(before)
     assert (second.rows.duplicates, second.rows.committed, second.updated) == (2, 1, 0)
+
+
+def test_an_actions_file_that_comes_days_later_is_read_by_the_next_night(tmp_path: Path) -> None:
+    """With restate_days a day's delivery counts as changed by a file of either feed; what was there is a duplicate."""
+    lake = Shop(tmp_path, source={"restate_days": 3})
+    lake.night(DAY, [impression("r1")], [action("r1", "click", NOON)])
+    write_actions(tmp_path / "raw", DAY, [action("r1", "order", NOON + HOUR)], part=1)
+    second = lake.night(NEXT, [impression("r2", NOON + 24 * HOUR)], [action("r2", "click", NOON + 24 * HOUR)])
+    assert second.action_rows is not None
+    assert (second.action_rows.read, second.action_rows.merged, second.action_rows.duplicates) == (3, 2, 1)
+    assert lake.rows().select("event_id", "actions").rows() == [("r1:1", CLICK | BUY), ("r2:1", CLICK)]
+    assert ingesting.restated(lake.config, lake.table, NEXT, lake.config.source.feeds[0]) == []
 
 
 def test_what_waits_is_known_to_the_commit_alone(tmp_path: Path) -> None:
