@@ -168,6 +168,7 @@ def ingest(night: Night) -> dict[str, Any]:
             approve = checks.Approval(rules, past)
             acted = read_actions(config, [*again, (night.day, files)], night.cutoff_us)
             commit = table.ingest(night.date, batch, parent=parent, approve=approve, actions=acted)
+        table.check_rows()
         first = table.find(BOOTSTRAP) if bootstrap is not None else None
         bound = due.make_bound(config, commit.number, night.cutoff_us, table.pin(commit), parent)
         if parent is not None:

@@ -295,6 +295,7 @@ def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:
         The night as in `daybreak status --json`.
     """
     config = night.settings
+    EventTable(night.table_uri, config).check_rows()
     status = _status_object(night, config, results)
     if "register" in results:
         models = model_store(night, config)

@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError
 from gr_core.errors import CommitConflict
 from gr_core.hashing import bucket_of
 from gr_core.lake import store
-from gr_core.lake.events import layout
+from gr_core.lake.events import books, layout
 from gr_core.lake.events.writing import Writing
 
 logger = logging.getLogger("gr_core.lake.events")
@@ -37,14 +37,14 @@ _ATTEMPTS = 30
 Open = Callable[[int | None], DeltaTable | None]
 
 
-def marks(table: DeltaTable, what: dict[str, Any], *, forgets: bool) -> CommitProperties:
-    """Return the commit properties of a version that removes rows: metadata, count, and the version it will be.
+def marks(table: DeltaTable, what: dict[str, Any], *, change: int, forgets: bool) -> CommitProperties:
+    """Return the commit properties of a version that removes rows: metadata, count, balance, and the version it will be.
 
     The version is certain, since the commit fails where another writer took that number.
     """
     number = (table.transaction_version(COUNT) or 0) + 1
     here = table.version() + 1
-    transactions = [Transaction(COUNT, number), Transaction(ERASED_AT, here)]
+    transactions = [Transaction(COUNT, number), Transaction(ERASED_AT, here), books.entry(table, change)]
     if forgets:
         transactions.append(Transaction(FORGOTTEN_AT, here))
     return CommitProperties(
@@ -125,7 +125,7 @@ def forget_rows(open_at: Open, uri: str, user: str, num_buckets: int) -> int:
         if not removed:
             return 0
         try:
-            writing.commit(marks(table, {"kind": "forget", "rows": removed}, forgets=True))
+            writing.commit(marks(table, {"kind": "forget", "rows": removed}, change=-removed, forgets=True))
         except CommitFailedError:
             writing.discard()
             continue

@@ -112,6 +112,7 @@ class TakeBack:
         self._writing = Writing(table, uri, table_schema(table))
         self._open_at = open_at
         self._files: dict[int, pl.DataFrame | None] = {}
+        self._back = 0  # rows that were replaced and are there again
         self._sums = {"rows": 0, "restored": 0, "kept": 0}
         self._earliest: dict[str, int] = {}
         self._kept: list[str] = []
@@ -136,7 +137,8 @@ class TakeBack:
         if not done.rows and not done.restored:
             return done
         try:
-            self._writing.commit(marks(self._table, {"kind": "retract", **done.to_json()}, forgets=False))
+            told = {"kind": "retract", **done.to_json()}
+            self._writing.commit(marks(self._table, told, change=self._back - done.rows, forgets=False))
         except CommitFailedError:
             self._writing.discard()
             return None
@@ -162,6 +164,7 @@ class TakeBack:
         if gone.height:
             self._kept.append(self._keep(bucket, gone))
         self._sums["rows"] += gone.height
+        self._back += back.height
         self._sums["restored"] += restored.height + back.height
         self._sums["kept"] += changed.height - restored.height + again
         for file in own.iter_rows(named=True):

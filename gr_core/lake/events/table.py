@@ -23,7 +23,7 @@ from gr_core.errors import CommitConflict, FormatError
 from gr_core.hashing import bucket_of
 from gr_core.lake import pending, quarantine, tombstones
 from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
-from gr_core.lake.events import erasure, layout, upkeep
+from gr_core.lake.events import books, erasure, layout, upkeep
 from gr_core.lake.events.acting import Acting
 from gr_core.lake.events.planning import Numbers, Plan, Planner
 from gr_core.lake.events.versions import INGEST, NIGHT, PLACE, RESTATED, Versions
@@ -311,6 +311,7 @@ class EventTable(Versions):
             Transaction(f"{NIGHT}{record.night}", record.number),
             Transaction(f"{PLACE}{record.number}", table.version() + 1),
             *(Transaction(f"{RESTATED}{day}", record.number) for day in record.numbers),
+            books.entry(table, record.rows.committed - record.replaced),
         ]
         if record.replaced:
             erasures = (table.transaction_version(erasure.COUNT) or 0) + 1

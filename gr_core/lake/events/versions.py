@@ -19,7 +19,7 @@ from gr_core.config import Config
 from gr_core.errors import ConfigError, FormatError, StoreUnavailable
 from gr_core.lake import pending, quarantine, store
 from gr_core.lake.commits import COMMIT_KEY, Commit
-from gr_core.lake.events import erasure
+from gr_core.lake.events import books, erasure
 from gr_core.schema import EVENT_FORMAT, event_schema
 
 logger = logging.getLogger("gr_core.lake.events")
@@ -67,6 +67,18 @@ class Versions:
         last = 0 if table is None else table.transaction_version(INGEST) or 0
         found = [self._commit(table, number) for number in range(1, last + 1) if table is not None]
         return [commit for commit in found if commit is not None]
+
+    def check_rows(self) -> int:
+        """Check the accounting of the whole table: rows committed, less rows removed = rows held; reads the log alone.
+
+        Returns:
+            The number of rows; 0 where there is no table.
+
+        Raises:
+            AssertionError: They differ (a fault of ours, never of the data).
+        """
+        table = self._open()
+        return 0 if table is None else books.check(table)
 
     def last_commit(self) -> Commit | None:
         """Return the newest commit; None where nothing was ingested."""

@@ -6,6 +6,7 @@ import itertools
 import json
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from polars.testing import assert_frame_equal
 
+from gr_core.data import contract
+from gr_core.data.contract import contract_rows
 from gr_core.errors import DataContractError
 from tests.feeds import DAY, NOON, make_config, ms, read, rows, write
 
@@ -101,6 +104,29 @@ def test_item_0_is_an_item_like_any_other(tmp_path: Path) -> None:
 
     assert sorted(events["item_id"]) == ["0", "1"]
     assert sorted(events["surface"]) == ["home", "tv"]
+
+
+def test_many_small_files_meet_the_contract_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case A17: the cost is a read a file; 120 files of a row are judged in one call, 121 with another type in three."""
+    calls = []
+
+    def counted(*arguments: Any) -> pl.DataFrame:
+        calls.append(arguments[3].height)
+        return contract_rows(*arguments)
+
+    monkeypatch.setattr(contract, "contract_rows", counted)
+    write(tmp_path, *(rows({"id": f"e{n}", "uid": None if n == 7 else n}, uid=pl.Int64) for n in range(120)))
+    batch = read(make_config(tmp_path))
+    assert calls == [120]
+    assert (batch.read, batch.reasons, batch.figures["files"]) == (120, {"null_user": 1}, 120)
+    assert batch.quarantine["file"][0].endswith("part-7.parquet")
+    assert {Path(uri).stem.split("-")[1] for uri in batch.files} == {str(n) for n in range(120) if n != 7}
+
+    calls.clear()
+    write(tmp_path, *(rows({"id": f"e{n}", "uid": str(n) if n == 60 else n}) for n in range(121)))
+    assert read(make_config(tmp_path)).events.height == 121
+    assert len(calls) == 3
+    assert sum(calls) == 121
 
 
 def test_an_object_store_folder_of_junk_is_read_as_its_one_file(tmp_path: Path) -> None:
