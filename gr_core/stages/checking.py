@@ -218,10 +218,12 @@ def _sample(config: Config, day: Date, feed: FeedConfig, findings: Findings) -> 
 
 def _usable(feed: FeedConfig, files: list[SourceFile], config: Config, findings: Findings) -> Files:
     """Return the files that can be read with usable columns; the others are findings. Equal columns are checked once."""
-    readable, told = [], 0
+    readable: list[SourceFile] = []
+    schemas: list[dict[str, pl.DataType]] = []
+    told = 0
     for file in files:
         try:
-            rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]")
+            schemas.append(rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]"))
             readable.append(file)
         except DaybreakError as error:
             told += 1
@@ -231,7 +233,7 @@ def _usable(feed: FeedConfig, files: list[SourceFile], config: Config, findings:
         findings.add("error", feed.name, f"{told - _LISTED} more files of feed {feed.name} cannot be read")
     judged: dict[tuple[tuple[str, str], ...], bool] = {}
     usable: Files = []
-    for file, schema in zip(readable, source.feed_schemas(feed, readable), strict=True):
+    for file, schema in zip(readable, source.completed(feed, schemas), strict=True):
         key = tuple(sorted((name, str(dtype)) for name, dtype in schema.items()))
         if key not in judged:
             judged[key] = _columns_usable(config, feed, file, schema, findings)
