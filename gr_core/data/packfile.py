@@ -243,12 +243,12 @@ class _Tally:
 
     def add(self, columns: dict[str, Column], lengths: Longs, first_segment: int) -> _Supervised:
         """Count a chunk; `supervise` stays set only where a label is known."""
-        target = np.flatnonzero(columns["supervise"])
-        event = np.flatnonzero(columns["label_known"].take(target))
+        target = np.flatnonzero(columns["supervise"] != 0)
+        event = np.flatnonzero(columns["label_known"].take(target) != 0)
         token = target[event]
         columns["supervise"] = np.zeros(len(columns["supervise"]), np.uint8)
         columns["supervise"][token] = 1
-        owner = np.searchsorted(np.cumsum(lengths), token, side="right")
+        owner = np.repeat(np.arange(len(lengths)), lengths).take(token)
         place = slice(first_segment, first_segment + len(lengths))
         self._tokens[place] = np.bincount(owner, minlength=len(lengths))
         weights = columns["weight"].take(token).astype(np.float64)
