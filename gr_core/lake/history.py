@@ -4,7 +4,7 @@ Derived from the event table and never the truth: entries of capped histories (h
 manifest for each Delta version it was brought to. Whatever is missing, damaged or made by other rules is as if it were
 not there, and the bucket is read again.
 
-Log-structured: a night appends one generation with the entries of the users it touched, the newest entry of a user
+Log-structured: a night appends one generation with the entries of the users it touched, the newest of each user
 counts. FANOUT generations of a level are merged into one of the next; of the others, one that is less than half alive is
 written again. So an entry is written about three times before it lies still, whatever the table's size.
 """
@@ -27,7 +27,7 @@ from gr_core.lake.history_file import Generation, Reader
 
 logger = logging.getLogger(__name__)
 
-HISTORY_FORMAT = 1
+HISTORY_FORMAT = 2
 FANOUT = 16
 _BASE = 9  # level of what a whole read writes, above all that merging makes
 _KEPT = 4  # manifests kept for re-runs of older nights
@@ -42,6 +42,17 @@ class Stored:
     """Rows with the columns' names; users that have no entry have none."""
     floors: pl.DataFrame
     """user_id, floor (int64, us; see history_rows): one row a user with an entry."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """What entries shall hold: rows with the columns' names, those of a user together, and floors, one a user."""
+
+    head: pl.DataFrame
+    head_floors: Longs
+    deep: pl.DataFrame
+    """Of some of the users only."""
+    deep_floors: Longs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,16 +86,17 @@ class Snapshot:
         """Bytes of indexes and entries read so far."""
         return sum(reader.bytes_read for reader in self.readers)
 
-    def read(self, users: pl.Series) -> Stored:
-        """Read the entries of users.
+    def read(self, users: pl.Series, *, deep: bool = False) -> Stored:
+        """Read entries of users.
 
         Args:
             users: Distinct user ids.
+            deep: Their deep entries instead of their heads.
 
         Raises:
             FormatError: A file is missing or damaged.
         """
-        found = self.locate(history_entries.keys_of(users.to_list()))
+        found = self.locate(history_entries.keys_of(users.to_list(), deep=deep))
         pairs = [(reader, at) for reader, at in zip(self.readers, found, strict=True) if len(at[0])]
         entries = history_entries.concat([reader.read(at) for reader, (_, at) in pairs], self._columns)
         order = np.concatenate([np.empty(0, np.int64), *(which for _, (which, _) in pairs)])
@@ -139,36 +151,34 @@ class HistoryStore:
                 return Snapshot(self.folder, manifest, self._columns)
         return None
 
-    def write_base(self, version: int, commit: int, erasures: int, rows: pl.DataFrame, floors: Longs) -> None:
+    def write_base(self, version: int, commit: int, erasures: int, cut: Cut) -> None:
         """Write the state of a version from all users' rows.
 
         Args:
             version: The Delta version that was read.
             commit: The newest commit read of it.
             erasures: How often rows had been removed by then.
-            rows: The columns' names; rows of a user stand together, already capped.
-            floors: One a user, in their order.
+            cut: Of all users.
         """
-        base = self._write(f"{version:020d}-base", _BASE, history_entries.encode(rows, self._columns, floors))
+        base = self._write(f"{version:020d}-base", _BASE, self._entries(cut))
         self._publish(_Manifest(version=version, commit=commit, erasures=erasures, generations=(base,)))
 
-    def advance(self, before: Snapshot, version: int, commit: int, rows: pl.DataFrame, floors: Longs) -> None:
+    def advance(self, before: Snapshot, version: int, commit: int, cut: Cut) -> None:
         """Bring a state to a later version.
 
         Args:
             before: The state.
             version: The Delta version to bring it to.
             commit: The newest commit read of it.
-            rows: All that entries of the users touched since then shall hold, as for `write_base`.
-            floors: One a user, in their order.
+            cut: Of the users touched since then.
 
         Raises:
             FormatError: A file is missing or damaged.
         """
         readers = before.readers
         generations = [reader.generation for reader in readers]
-        if rows.height:
-            entries = history_entries.encode(rows, self._columns, floors)
+        if cut.head.height:
+            entries = self._entries(cut)
             for place, (reader, (_, at)) in enumerate(zip(readers, before.locate(entries.keys), strict=True)):
                 old = reader.generation
                 generations[place] = replace(
@@ -177,6 +187,13 @@ class HistoryStore:
             generations.append(self._write(f"{version:020d}", 0, entries))
         cleaned = self._clean(version, [one for one in generations if one.live_users])
         self._publish(_Manifest(version=version, commit=commit, erasures=before.erasures, generations=tuple(cleaned)))
+
+    def _entries(self, cut: Cut) -> Entries:
+        head = history_entries.encode(cut.head, self._columns, cut.head_floors)
+        if cut.deep.is_empty():
+            return head
+        deep = history_entries.encode(cut.deep, self._columns, cut.deep_floors, deep=True)
+        return history_entries.concat([head, deep], self._columns)
 
     def purge(self, users: Sequence[str], erasures: int) -> int:
         """Rewrite every generation that holds one of these users without them, and take the new erasure count.
@@ -191,7 +208,7 @@ class HistoryStore:
         Returns:
             Entries removed, superseded ones included.
         """
-        keys = history_entries.keys_of(users)
+        keys = np.concatenate([history_entries.keys_of(users, deep=deep) for deep in (False, True)])
         kept = [found for found in self._manifests() if found.erasures == erasures - 1]
         fresh: dict[str, Generation] = {}
         removed = 0

@@ -61,21 +61,22 @@ class Entries:
     """Bytes of each user's texts, [U]."""
 
 
-def keys_of(users: Sequence[str]) -> Array:
-    """Return the users' keys, KEY, [U]."""
-    digest, person = hashlib.blake2b, b"history"
+def keys_of(users: Sequence[str], *, deep: bool = False) -> Array:
+    """Return the keys of the users' head or deep entries, KEY, [U]."""
+    digest, person = hashlib.blake2b, b"history-deep" if deep else b"history"
     return np.frombuffer(
         b"".join([digest(user.encode(), digest_size=12, person=person).digest() for user in users]), dtype=KEY
     )
 
 
-def encode(rows: pl.DataFrame, columns: HistoryColumns, floors: Longs) -> Entries:
+def encode(rows: pl.DataFrame, columns: HistoryColumns, floors: Longs, *, deep: bool = False) -> Entries:
     """Bring rows into their stored form.
 
     Args:
         rows: The columns' names; rows of a user stand together.
         columns: What is kept.
         floors: One a user, in the users' order.
+        deep: They are deep entries.
 
     Returns:
         The entries, in the users' order.
@@ -99,7 +100,7 @@ def encode(rows: pl.DataFrame, columns: HistoryColumns, floors: Longs) -> Entrie
     joined = texts.select(pl.concat_str(pl.all().fill_null(""))).to_series().rename("")
     offsets, values = _flat(joined)
     return Entries(
-        keys=keys_of(rows.filter(first)["user_id"].to_list()),
+        keys=keys_of(rows.filter(first)["user_id"].to_list(), deep=deep),
         rows=np.diff(starts),
         floors=floors,
         records=records,

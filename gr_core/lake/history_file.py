@@ -44,6 +44,7 @@ class Generation(Ref):
     level: int
     """0: written by a night; a level's generations are merged into one of the next."""
     users: int
+    """Entries, heads and deep ones."""
     rows: int
     text_at: int
     """Bytes of records, so the offset of the texts."""
@@ -56,7 +57,7 @@ class Generation(Ref):
     times: tuple[str, ...]
     """Action times that any of the rows has; the others are null."""
     live_users: int
-    """Users without a newer entry."""
+    """Entries without a newer one."""
     live_bytes: int
     """Data bytes of their entries."""
 

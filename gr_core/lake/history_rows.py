@@ -1,8 +1,10 @@
-"""How much of a user an entry keeps, and whether that is enough for a target: numpy over rows sorted by user.
+"""How much of a user entries keep, and whether that is enough for a target: numpy over rows sorted by user.
 
-A row's newest token is its visible_at or its last late action. An entry keeps the rows whose newest token is not below
-its floor, so every token at or after the floor is in it, and maybe a few older ones. A floor of NEVER: nothing was left
-out.
+A row's newest token is its visible_at or its last late action. A user's head entry has every row whose newest token is
+not below its floor, and maybe a few older ones; a floor of NEVER: nothing was left out. What a busy user did before lies
+in his deep entry, down to a floor of its own, and is read for late targets only. A night adds its rows to the head,
+whatever their times; when the head has grown too long, both entries are cut anew. So head and deep entry together are
+complete down to the deep floor, at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from gr_core.refs import NEVER
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_SPARE, _MOST = 1.5, 6
+# In units of max_history: least and most rows of a head when it is cut, and of both entries together.
+_HEAD, _MOST_HEAD = 1.2, 6
+_ALL, _MOST_ALL = 3, 32
+_GROWTH = 1.6  # times its rows when it was cut, a head is cut anew
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,39 +63,84 @@ def user_rows(rows: pl.DataFrame, times: Sequence[str]) -> UserRows:
     return UserRows(starts=starts, visible=visible, newest=newest)
 
 
-def cap(rows: UserRows, floors: Longs, max_history: int, recent_from_us: int) -> tuple[Bools, Longs]:
-    """Choose the rows that entries keep.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cuts:
+    """How long the entries of each user shall be, [U] each."""
 
-    A target shown at or after `recent_from_us` finds max_history tokens before it among the rows kept: all since then
-    and max_history older ones, at least 1.5 and at most 6 times max_history.
+    head: Longs
+    """Rows of a head that is cut."""
+    total: Longs
+    """Rows of head and deep entry."""
+    over: Bools
+    """Whether the rows at hand are too many for a head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Rows shared out to entries."""
+
+    head: Bools
+    """[N]."""
+    head_floors: Longs
+    """[U]."""
+    deep: Bools
+    """Rows of deep entries, of the users that were cut only, [N]."""
+    deep_floors: Longs
+    """One a user that was cut, in their order."""
+
+
+def cuts(rows: UserRows, max_history: int, recent_from_us: int, late_from_us: int) -> Cuts:
+    """Work out how long entries shall be, by what the users did lately.
+
+    A target shown at or after `recent_from_us` finds max_history tokens before it in the head, one at or after
+    `late_from_us` in head and deep entry, as far as the limits allow.
 
     Args:
-        rows: All that is known of the users.
-        floors: What is known of each user is complete from here on, [U].
+        rows: What is known of the users.
         max_history: History tokens that a target can see.
-        recent_from_us: Start of what may soon be a target.
-
-    Returns:
-        Which rows to keep, [N], and the floors of the entries, [U].
+        recent_from_us: Start of what will usually be a target.
+        late_from_us: Start of what a late row may make one.
     """
-    count = np.diff(rows.starts)
-    if not len(count):
-        return np.ones(0, np.bool_), floors
-    recent = np.add.reduceat((rows.newest >= recent_from_us).astype(np.int64), rows.starts[:-1])
-    least = int(np.ceil(_SPARE * max_history))
-    wanted = np.clip(recent + max_history, least, _MOST * max_history)
-    floors = floors.copy()
-    heavy = np.flatnonzero(count > wanted)
-    if len(heavy):
-        place = _ragged(rows.starts[heavy], count[heavy])
-        times = rows.newest[place]
-        owner = np.repeat(np.arange(len(heavy)), count[heavy])
-        times = times[np.lexsort((times, owner))]
-        floors[heavy] = np.maximum(floors[heavy], times[np.cumsum(count[heavy]) - wanted[heavy]])
-    user = rows.user
-    # the newest row stays in any case, so that no entry is without a row; an older one than the floor does no harm
-    last = np.maximum.reduceat(rows.newest, rows.starts[:-1])
-    return rows.newest >= np.minimum(floors, last)[user], floors
+    begin = rows.starts[:-1]
+
+    def wanted(start: int, least: float, most: float) -> Longs:
+        since = np.add.reduceat((rows.newest >= start).astype(np.int64), begin) if len(begin) else begin
+        return np.clip(since + max_history, int(np.ceil(least * max_history)), int(most * max_history))
+
+    head = wanted(recent_from_us, _HEAD, _MOST_HEAD)
+    total = np.maximum(wanted(late_from_us, _ALL, _MOST_ALL), head)
+    return Cuts(head=head, total=total, over=np.diff(rows.starts) > _GROWTH * head)
+
+
+def split(rows: UserRows, floors: Longs, wanted: Cuts) -> Split:
+    """Share rows out to entries: all to the head where it is not over its limit.
+
+    Args:
+        rows: What is known of the users; of those over the limit with their deep entries.
+        floors: It is complete from here on, [U].
+        wanted: How long the entries shall be.
+    """
+    count, user = np.diff(rows.starts), rows.user
+    head, deep = np.ones(len(user), np.bool_), np.zeros(len(user), np.bool_)
+    cut = np.flatnonzero(wanted.over)
+    if not len(cut):
+        return Split(head=head, head_floors=floors, deep=deep, deep_floors=floors[cut])
+    place = _ragged(rows.starts[cut], count[cut])
+    times, owner = rows.newest[place], np.repeat(np.arange(len(cut)), count[cut])
+    times, ends = times[np.lexsort((times, owner))], np.cumsum(count[cut])
+
+    def nth_newest(number: Longs) -> Longs:
+        return np.asarray(times[ends - np.minimum(number, count[cut])])
+
+    head_floors, deep_floors = floors.copy(), floors[cut]
+    head_floors[cut] = np.maximum(floors[cut], nth_newest(wanted.head[cut]))
+    more = count[cut] > wanted.total[cut]
+    deep_floors = np.where(more, np.maximum(deep_floors, nth_newest(wanted.total[cut])), deep_floors)
+    # The newest row stands in both entries, so that neither is ever without a row; one too many does no harm.
+    newest = rows.newest[place] == np.maximum.reduceat(rows.newest, rows.starts[:-1])[cut][owner]
+    head[place] = (rows.newest[place] >= head_floors[cut][owner]) | newest
+    deep[place] = ((rows.newest[place] >= deep_floors[owner]) & ~head[place]) | newest
+    return Split(head=head, head_floors=head_floors, deep=deep, deep_floors=deep_floors)
 
 
 def too_short(rows: UserRows, floors: Longs, oldest_target: Longs, max_history: int, reach_us: int) -> Bools:

@@ -10,7 +10,7 @@ rows equal those built from all rows.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,8 +22,8 @@ from gr_core.errors import FormatError
 from gr_core.hashing import is_holdout
 from gr_core.lake import history_rows
 from gr_core.lake.events import EventTable
-from gr_core.lake.history import HistoryStore, Snapshot
-from gr_core.lake.history_entries import HistoryColumns, Longs
+from gr_core.lake.history import Cut, HistoryStore, Snapshot
+from gr_core.lake.history_entries import HistoryColumns
 from gr_core.refs import NEVER
 from gr_core.schema import action_time
 
@@ -35,6 +35,7 @@ _ORDER = ("user_id", "shown_at", "event_id")
 _IS_TARGET = pl.any_horizontal(pl.col(role) != 0 for role in ROLES)
 _SHOWN = _IS_TARGET | pl.col("counted")
 _UNMARKED = (*(pl.lit(0, pl.Int32).alias(role) for role in ROLES), pl.lit(value=False).alias("counted"))
+_LATE_US = 14 * 86_400_000_000  # how late a row may be so that its history is still read from the store
 _LATER = np.iinfo(np.int64).max
 
 
@@ -101,7 +102,7 @@ class Gatherer:
         elif advance and snapshot is not None:
             changed = events.filter(_changed(snapshot))["user_id"].unique()
             touched = events.filter(pl.col("user_id").is_in(changed.implode()))
-            self._advance(snapshot, erasures, touched, np.full(len(changed), NEVER))
+            self._advance(snapshot, erasures, touched, _complete(touched))
         marked, counts = self._marked(events)
         del events  # the largest frame there is; what follows holds no second copy of it
         rows = needed(marked, self.rules)
@@ -134,15 +135,16 @@ class Gatherer:
         asked = _SHOWN | pl.col("user_id").is_in(changed.implode())
         wanted = marked.filter(asked)["user_id"].unique().sort()
         rows, floors = self._overlaid(snapshot, marked, wanted, whole)
-        short = self._short(rows, floors)
-        rows = self._replaced(rows, short.to_list())
-        floors = floors.with_columns(
-            pl.when(pl.col("user_id").is_in(short.implode())).then(NEVER).otherwise("floor").alias("floor")
-        )
         if advance:
             touched = rows.filter(pl.col("user_id").is_in(changed.implode()))
-            known = floors.filter(pl.col("user_id").is_in(changed.implode()))["floor"]
-            self._advance(snapshot, snapshot.erasures, touched, known.to_numpy())
+            self._advance(
+                snapshot, snapshot.erasures, touched, floors.filter(pl.col("user_id").is_in(changed.implode()))
+            )
+        short = self._short(rows, floors)
+        if len(short):
+            rows, floors = _deepened(snapshot, rows, floors, short)
+            short = self._short(rows, floors)
+        rows = self._replaced(rows, short.to_list())
         replaced = {*short, *wanted.filter(wanted.is_in(whole))}
         return Gathered(
             rows=needed(rows, self.rules),
@@ -193,13 +195,17 @@ class Gatherer:
         others = rows.filter(~pl.col("user_id").is_in(users))
         return pl.concat([others, read.select(rows.columns)]).sort(_ORDER)
 
-    def _advance(self, snapshot: Snapshot, erasures: int, touched: pl.DataFrame, floors: Longs) -> None:
+    def _advance(self, snapshot: Snapshot, erasures: int, touched: pl.DataFrame, floors: pl.DataFrame) -> None:
+        """Bring the store from a state to what the night read: `touched` are rows of the users that changed since."""
         now, goal = self.scope.now, (self.scope.now.delta_version, self.scope.now.commit)
         if (snapshot.version, snapshot.commit) >= goal or self.history.newest() > goal:
             return  # a night run again takes nothing back
-        kept, capped = self._capped(touched, floors)
         try:
-            self.history.advance(snapshot, now.delta_version, now.commit, kept, capped)
+            over = pl.Series(self._cuts(touched).over)
+            long = floors.filter(over & (floors["floor"] > NEVER))["user_id"]
+            if len(long):
+                touched, floors = _deepened(snapshot, touched, floors, long)
+            self.history.advance(snapshot, now.delta_version, now.commit, self._cut(touched, floors, over))
         except FormatError as error:
             logger.warning("bucket %d: %s; its histories are written again", self.bucket, error)
             events = self.table.read(now.delta_version, buckets=[self.bucket], columns=self._columns)
@@ -209,17 +215,29 @@ class Gatherer:
         now = self.scope.now
         if self.history.newest() > (now.delta_version, now.commit):
             return
-        kept, floors = self._capped(events, np.full(events["user_id"].n_unique(), NEVER))
-        self.history.write_base(now.delta_version, now.commit, erasures, kept, floors)
+        over = pl.Series(self._cuts(events).over)
+        cut = self._cut(events, _complete(events), over)
+        self.history.write_base(now.delta_version, now.commit, erasures, cut)
 
-    def _capped(self, rows: pl.DataFrame, floors: Longs) -> tuple[pl.DataFrame, Longs]:
+    def _cuts(self, rows: pl.DataFrame) -> history_rows.Cuts:
         recent, now = recent_from(self.scope), self.scope.now
         start = recent[1] if recent is not None else None
         if start is None:
             start = min(now.shown_before_us.values(), default=now.cutoff_us)
         times = history_rows.user_rows(rows, self._times)
-        keep, floors = history_rows.cap(times, floors, self.rules.max_history, start)
-        return rows.filter(pl.Series(keep)).select(history_columns(self.rules).names), floors
+        return history_rows.cuts(times, self.rules.max_history, start, now.cutoff_us - _LATE_US)
+
+    def _cut(self, rows: pl.DataFrame, floors: pl.DataFrame, over: pl.Series) -> Cut:
+        wanted = replace(self._cuts(rows), over=over.to_numpy())
+        times = history_rows.user_rows(rows, self._times)
+        made = history_rows.split(times, floors["floor"].to_numpy(), wanted)
+        kept = rows.select(history_columns(self.rules).names)
+        return Cut(
+            head=kept if made.head.all() else kept.filter(pl.Series(made.head)),
+            head_floors=made.head_floors,
+            deep=kept.filter(pl.Series(made.deep)),
+            deep_floors=made.deep_floors,
+        )
 
     @property
     def _times(self) -> tuple[str, ...]:
@@ -276,6 +294,25 @@ def needed(rows: pl.DataFrame, rules: SequenceRules) -> pl.DataFrame:
     if not context or rows.select(_SHOWN.all()).item():
         return rows
     return rows.with_columns(pl.when(_SHOWN).then(pl.col(name)).alias(name) for name in context)
+
+
+def _complete(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the floors of users of whom all rows are there."""
+    return rows.select(pl.col("user_id").unique().sort()).with_columns(floor=pl.lit(NEVER, pl.Int64))
+
+
+def _deepened(
+    snapshot: Snapshot, rows: pl.DataFrame, floors: pl.DataFrame, users: pl.Series
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Put the deep entries of some users under what is known of them; rows and floors stay sorted."""
+    deep = snapshot.read(users, deep=True)
+    own = rows.filter(pl.col("user_id").is_in(users.implode()))
+    older = deep.rows.join(own.select("event_id"), on="event_id", how="anti")
+    if "counted" in rows.columns:
+        older = older.with_columns(*_UNMARKED)
+    joined = floors.join(deep.floors, on="user_id", how="left", suffix="_deep")
+    lower = joined.select("user_id", floor=pl.coalesce("floor_deep", "floor")).sort("user_id")
+    return pl.concat([rows, older], how="diagonal").sort(_ORDER), lower
 
 
 def _changed(snapshot: Snapshot) -> pl.Expr:

@@ -12,7 +12,7 @@ import pytest
 
 from gr_core.errors import FormatError
 from gr_core.lake import history, history_entries
-from gr_core.lake.history import HistoryStore
+from gr_core.lake.history import Cut, HistoryStore
 from gr_core.lake.history_entries import HistoryColumns
 from gr_core.refs import NEVER
 
@@ -56,6 +56,11 @@ def floors_of(rows: pl.DataFrame, floor: int = NEVER) -> Any:
     return np.full(rows["user_id"].n_unique(), floor)
 
 
+def cut_of(rows: pl.DataFrame, floors: Any) -> Cut:
+    """Return heads alone."""
+    return Cut(head=rows, head_floors=floors, deep=rows.clear(), deep_floors=floors[:0])
+
+
 def stored(store: HistoryStore, version: int, users: list[str], erasures: int = 0) -> dict[str, Any]:
     """Read users' rows at a version, by user."""
     snapshot = store.snapshot(version, 99, erasures)
@@ -74,11 +79,11 @@ def test_entries_come_back_as_they_were_written(tmp_path: Path) -> None:
     users = [f"user {number} é" for number in range(50)]
     rows = rows_of(users, rng)
     store = store_of(tmp_path)
-    store.write_base(7, 2, 0, rows, np.arange(50))
+    store.write_base(7, 2, 0, cut_of(rows, np.arange(50)))
     long = rows_of(["new", "user 3 é"], rng, clicks=False).with_columns(kind=pl.lit("x" * 70_000))
     snapshot = store.snapshot(7, 99, 0)
     assert snapshot is not None
-    store.advance(snapshot, 9, 3, long, floors_of(long))
+    store.advance(snapshot, 9, 3, cut_of(long, floors_of(long)))
 
     asked = [*users[::-1], "new", "never seen"]
     newest = store.snapshot(12, 99, 0)
@@ -96,11 +101,35 @@ def test_entries_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert stored(store, 8, asked) == by_user(rows)
 
 
+def test_deep_entries_stand_beside_the_heads(tmp_path: Path) -> None:
+    """A user's two entries are told apart, superseded apart, and purged together."""
+    rng = np.random.default_rng(4)
+    head, deep, later = (rows_of(users, rng) for users in (["a", "b", "c"], ["a", "c"], ["a"]))
+    store = store_of(tmp_path)
+    cut = Cut(head=head, head_floors=np.array([5, NEVER, 7]), deep=deep, deep_floors=np.array([2, 3]))
+    store.write_base(1, 1, 0, cut)
+    snapshot = store.snapshot(1, 1, 0)
+    assert snapshot is not None
+    store.advance(snapshot, 2, 2, cut_of(later, floors_of(later, 6)))
+
+    newest = store.snapshot(2, 2, 0)
+    assert newest is not None
+    users = pl.Series(["a", "b", "c"])
+    assert by_user(newest.read(users).rows) == by_user(head) | by_user(later)
+    found = newest.read(users, deep=True)
+    assert by_user(found.rows) == by_user(deep)
+    assert sorted(found.floors.iter_rows()) == [("a", 2), ("c", 3)]
+    assert store.purge(["a"], 1) == 3
+    left = store.snapshot(2, 2, 1)
+    assert left is not None
+    assert by_user(left.read(users, deep=True).rows) == {"c": by_user(deep)["c"]}
+
+
 def test_a_state_is_used_for_its_own_rules_versions_and_erasures_only(tmp_path: Path) -> None:
     """Neither an older version, nor another erasure count, column list or max_history gets a state."""
     store, rows = store_of(tmp_path), rows_of(["a"], np.random.default_rng(1))
     assert store.snapshot(5, 99, 0) is None
-    store.write_base(7, 2, 1, rows, floors_of(rows))
+    store.write_base(7, 2, 1, cut_of(rows, floors_of(rows)))
 
     assert store.newest() == (7, 2)
     assert store.snapshot(6, 99, 1) is None
@@ -118,13 +147,13 @@ def nights(
     """Write a base of 300 users and touch some each night; returns the newest rows and the bytes of touched entries."""
     rng = np.random.default_rng(5)
     rows = rows_of([f"u{number:03}" for number in range(300)], rng)
-    store.write_base(0, 0, 0, rows, floors_of(rows))
+    store.write_base(0, 0, 0, cut_of(rows, floors_of(rows)))
     newest, touched = by_user(rows), 0
     for version in range(1, count + 1):
         rows = rows_of(sorted(set(touch(rng))), rng, clicks=bool(rng.integers(0, 2)))
         snapshot = store.snapshot(version, 99, 0)
         assert snapshot is not None
-        store.advance(snapshot, version, version, rows, floors_of(rows))
+        store.advance(snapshot, version, version, cut_of(rows, floors_of(rows)))
         newest |= by_user(rows)
         touched += len(history_entries.encode(rows, COLUMNS, floors_of(rows)).texts)
     return newest, touched
@@ -173,7 +202,7 @@ def test_bytes_written_follow_the_touched_entries(tmp_path: Path, among: int) ->
     before = HistoryStore(str(tmp_path / "once"), 3, COLUMNS, 4)
     rng = np.random.default_rng(1)
     once = rows_of(touch(rng), rng)
-    before.write_base(0, 0, 0, once, floors_of(once))
+    before.write_base(0, 0, 0, cut_of(once, floors_of(once)))
     nights(store, 30, touch)
 
     assert store.bytes_written - base.bytes_written < 3 * 30 * before.bytes_written
@@ -205,15 +234,15 @@ def test_purged_users_are_in_no_file_and_the_others_stay(tmp_path: Path) -> None
 def test_users_with_like_hashes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that share their first 64 bits are found by the rest."""
 
-    def alike(users: list[str]) -> Any:
+    def alike(users: list[str], *, deep: bool = False) -> Any:
         keys = np.zeros(len(users), dtype=history_entries.KEY)
-        keys["high"], keys["low"] = [len(user) for user in users], [int(user[1:]) for user in users]
+        keys["high"], keys["low"] = [len(user) for user in users], [int(user[1:]) + 99 * deep for user in users]
         return keys
 
     monkeypatch.setattr(history_entries, "keys_of", alike)
     rows = rows_of([f"u{number}" for number in range(40)], np.random.default_rng(3))
     store = store_of(tmp_path)
-    store.write_base(1, 1, 0, rows, floors_of(rows))
+    store.write_base(1, 1, 0, cut_of(rows, floors_of(rows)))
 
     assert stored(store, 1, [f"u{number}" for number in range(60)]) == by_user(rows)
 
@@ -221,12 +250,12 @@ def test_users_with_like_hashes_are_told_apart(tmp_path: Path, monkeypatch: pyte
 def test_an_empty_bucket_has_a_state(tmp_path: Path) -> None:
     """A bucket without rows is written, read and advanced like any other."""
     store, none = store_of(tmp_path), rows_of([], np.random.default_rng(0))
-    store.write_base(1, 1, 0, none, floors_of(none))
+    store.write_base(1, 1, 0, cut_of(none, floors_of(none)))
     assert stored(store, 1, ["a"]) == {}
     some = rows_of(["a"], np.random.default_rng(0))
     snapshot = store.snapshot(2, 99, 0)
     assert snapshot is not None
-    store.advance(snapshot, 2, 2, some, floors_of(some))
+    store.advance(snapshot, 2, 2, cut_of(some, floors_of(some)))
 
     assert stored(store, 2, ["a", "b"]) == by_user(some)
 
@@ -234,7 +263,7 @@ def test_an_empty_bucket_has_a_state(tmp_path: Path) -> None:
 def test_a_flipped_byte_of_an_entry_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     """Every byte of a data file is covered by the checksum of the entry that it belongs to."""
     store, rows = store_of(tmp_path), rows_of(["a", "b"], np.random.default_rng(2))
-    store.write_base(1, 1, 0, rows, floors_of(rows))
+    store.write_base(1, 1, 0, cut_of(rows, floors_of(rows)))
     (path,) = tmp_path.rglob("*.data")
     content = path.read_bytes()
     for place in range(0, len(content), 7):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
 
 from gr_core.errors import FormatError
 from gr_core.lake import history_file, store
-from gr_core.lake.history import HistoryStore
+from gr_core.lake.history import Cut, HistoryStore
 from gr_core.lake.history_entries import HistoryColumns
 from gr_core.refs import NEVER
 from tests.s3 import bucket, s3_endpoint
@@ -36,15 +38,20 @@ def rows_of(users: list[str], tag: str) -> pl.DataFrame:
     )
 
 
+def cut_of(rows: pl.DataFrame, floors: Any) -> Cut:
+    """Return heads alone."""
+    return Cut(head=rows, head_floors=floors, deep=rows.clear(), deep_floors=floors[:0])
+
+
 def test_histories_on_s3(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Base, a later state, a read of a few users by ranges, a purge; a lost data file is named."""
     uri = store.join(bucket, "lake", "history")
     kept = HistoryStore(uri, 1, COLUMNS, 4)
     users = [f"u{number:03}" for number in range(200)]
-    kept.write_base(1, 1, 0, rows_of(users, "old"), np.full(200, NEVER))
+    kept.write_base(1, 1, 0, cut_of(rows_of(users, "old"), np.full(200, NEVER)))
     base = kept.snapshot(1, 1, 0)
     assert base is not None
-    kept.advance(base, 2, 2, rows_of(["u007", "x"], "new"), np.full(2, NEVER))
+    kept.advance(base, 2, 2, cut_of(rows_of(["u007", "x"], "new"), np.full(2, NEVER)))
 
     monkeypatch.setattr(history_file, "_NEAR", 16)
     snapshot = HistoryStore(uri, 1, COLUMNS, 4).snapshot(5, 5, 0)

@@ -19,8 +19,9 @@ from gr_core.data.sequences import SequenceRules, Sequences, build_sequences
 from gr_core.hashing import bucket_of, is_holdout
 from gr_core.lake import history, history_rows
 from gr_core.lake.events import EventTable, erasure
-from gr_core.lake.history import HistoryStore
+from gr_core.lake.history import HistoryStore, Snapshot, Stored
 from gr_core.refs import NEVER, Bound
+from gr_core.stages import gathering
 from gr_core.stages.gathering import ROLES, Gatherer, history_columns, needed, recent_from
 from tests.events import batch, event, make_config, table
 from tests.sequences import US
@@ -181,8 +182,21 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_sequences_equal_those_of_all_rows(tmp_path: Path, seed: int) -> None:
+def test_sequences_equal_those_of_all_rows(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random nights with late rows, updates, held challengers, named parents and windows: equal frames each night."""
+    deep: list[int] = []
+    read = Snapshot.read
+
+    def watched(self: Snapshot, users: pl.Series, **named: Any) -> Stored:
+        deep.append(len(users) * named.get("deep", 0))
+        return read(self, users, **named)
+
+    monkeypatch.setattr(Snapshot, "read", watched)
+    if seed != 2:  # heads so short that deep entries have to help
+        monkeypatch.setattr(history_rows, "_MOST_HEAD", 1.5)
+    if seed % 2:  # so little in both that the table has to
+        monkeypatch.setattr(gathering, "_LATE_US", DAY * US)
+        monkeypatch.setattr(history_rows, "_ALL", 1.5)
     world = World(tmp_path, seed, rules(**VARIANTS[seed]))
     rng = np.random.default_rng(seed)
     for day in range(1, 9):
@@ -192,7 +206,8 @@ def test_sequences_equal_those_of_all_rows(tmp_path: Path, seed: int) -> None:
         world.advance(day, parent, since)
 
     assert world.from_store > 30
-    assert world.short > 0
+    assert sum(deep) > 3 or seed == 2
+    assert (world.short > 0) == (seed % 2 == 1)
     if seed == 0:  # a night run again sees the state of its own version or an older one, never a later one
         world.bounds = past[:5]
         world.compare(world.scope(past[5], past[4], past[2]))
@@ -305,15 +320,20 @@ def test_an_action_that_a_bound_does_not_name_makes_any_row_recent(tmp_path: Pat
     assert recent_from(world.scope(now, world.bounds[0], None)) == (1, 2 * DAY * US)
 
 
-def test_entries_keep_what_soon_targets_need() -> None:
-    """All rows since the start of what may be a target and max_history older ones, at least 1.5 times max_history."""
-    newest = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 100, 101], dtype=np.int64)
-    rows = history_rows.UserRows(starts=np.array([0, 10, 12]), visible=newest, newest=newest)
+def test_entries_keep_what_soon_and_late_targets_need() -> None:
+    """A head has all rows since the usual start and max_history older ones, the deep entry those for late targets."""
+    newest = np.array([*range(1, 41), 100, 101], dtype=np.int64)
+    rows = history_rows.UserRows(starts=np.array([0, 40, 42]), visible=newest, newest=newest)
     never = np.full(2, NEVER)
 
-    keep, floors = history_rows.cap(rows, never, 2, 50)
-    assert (keep.sum(), floors.tolist()) == (3 + 2, [8, NEVER])
-    keep, floors = history_rows.cap(rows, never, 2, 6)
-    assert (keep.sum(), floors.tolist()) == (7 + 2, [4, NEVER])
-    keep, floors = history_rows.cap(rows, np.array([9, 200]), 2, 50)
-    assert (keep.tolist(), floors.tolist()) == ([*[False] * 8, True, True, False, True], [9, 200])
+    wanted = history_rows.cuts(rows, 5, 39, 31)
+    assert (wanted.head.tolist(), wanted.total.tolist(), wanted.over.tolist()) == ([7, 7], [15, 15], [True, False])
+    made = history_rows.split(rows, never, wanted)
+    assert newest[made.head].tolist() == [*range(34, 41), 100, 101]
+    assert (made.head_floors.tolist(), made.deep_floors.tolist()) == ([34, NEVER], [26])
+    assert newest[made.deep].tolist() == [*range(26, 34), 40]
+
+    made = history_rows.split(rows, np.array([30, 200]), wanted)
+    assert (made.head_floors.tolist(), made.deep_floors.tolist()) == ([34, 200], [30])
+    assert newest[made.deep].tolist() == [*range(30, 34), 40]
+    assert not history_rows.cuts(rows, 40, 39, 31).over.any()
