@@ -230,7 +230,10 @@ def _content(uri: str, head: int | None = None) -> bytes:
 def _beginning(uri: str, rows: int) -> tuple[bytes, int | None]:
     """Return the whole records at a text file's head, and the bytes of the file that they took (None: all)."""
     limit = min(max(rows * _LINE_BYTES, _HEAD_BYTES[0]), _HEAD_BYTES[1])
-    stream = store.local_path(uri).open("rb") if store.is_local(uri) else io.BytesIO(store.read_bytes(uri))
+    if store.is_local(uri):
+        stream = store.local_path(uri).open("rb")
+    else:  # twice the limit: a packed file is hardly longer than what it holds
+        stream = io.BytesIO(store.read_range(uri, 0, 2 * limit))
     with stream:
         source = gzip.GzipFile(fileobj=stream) if uri.endswith(".gz") else stream
         text = source.read(limit + 1)
