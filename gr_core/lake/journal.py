@@ -84,6 +84,11 @@ SCHEMA = pa.schema(
 # Each entry is a file of its own; past this many, reading is slower than merging them once.
 _MAX_FILES = 48
 _MAX_ATTEMPTS = 100
+# Commits between checkpoints of Delta's log (its own default: 100): each read asks for every log file since the last.
+_CHECKPOINT = "24"
+
+_MAX_KNOWN = 4 * _MAX_FILES
+_known: dict[str, bytes] = {}
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +176,12 @@ class Journal:
 
     def _create(self) -> DeltaTable:
         try:
-            return DeltaTable.create(self._table_uri, schema=SCHEMA, storage_options=self._options)
+            return DeltaTable.create(
+                self._table_uri,
+                schema=SCHEMA,
+                configuration={"delta.checkpointInterval": _CHECKPOINT},
+                storage_options=self._options,
+            )
         except DeltaError as error:
             if store.named(self.uri, error) is not None:
                 raise
@@ -210,12 +220,29 @@ class Journal:
 
 
 def _read(table: DeltaTable) -> list[Entry]:
-    # Not to_pyarrow_table(): with many files its reader threads abort the interpreter at exit (deltalake 1.6.6).
-    contents = store.read_all([store.delta_file(uri) for uri in table.file_uris()])
-    files = [pq.ParquetFile(pa.BufferReader(content)) for content in contents]
-    rows = [row for file in files for row in file.read(use_threads=False).to_pylist()]
+    files = [store.delta_file(uri) for uri in table.file_uris()]
+    rows = [row for content in _contents(files) for row in _rows(content)]
     rows.sort(key=lambda row: row["seq"])
     return [Entry(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
+
+
+def _rows(content: bytes) -> list[dict[str, Any]]:
+    # Not to_pyarrow_table(): with many files its reader threads abort the interpreter at exit (deltalake 1.6.6).
+    rows: list[dict[str, Any]] = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False).to_pylist()
+    return rows
+
+
+def _contents(files: list[str]) -> list[bytes]:
+    """Read data files; those of an object store once a process, since one that is there never changes."""
+    if any(store.is_local(uri) for uri in files):
+        return store.read_all(files)
+    missing = [uri for uri in files if uri not in _known]
+    found = dict(zip(missing, store.read_all(missing), strict=True))
+    contents = [found.get(uri) or _known[uri] for uri in files]
+    _known.update(found)
+    while len(_known) > _MAX_KNOWN:
+        _known.pop(next(iter(_known)), None)
+    return contents
 
 
 def _plain(value: Any) -> Any:
