@@ -184,7 +184,7 @@ def _one_night(options: argparse.Namespace, settings: Config, home: str, day: Da
             f"--force repeats a stage of an earlier night, and there was no night {key}; name one with --date",
             where="force",
         )
-    if running_night(home) == key:
+    if running_night(home, watch=True) == key:
         sys.stderr.write(f"night {key} is already running; this start ends\n")
         return {"date": key, "state": "running", "reasons": [f"night {key} is already running; this start ends"]}
     if done is None:

@@ -13,7 +13,7 @@ import polars as pl
 from gr_core import environment
 from gr_core.config import Config
 from gr_core.data import vocabulary
-from gr_core.errors import FormatError, UsageError
+from gr_core.errors import DaybreakError, FormatError, UsageError
 from gr_core.eval import gate as gates
 from gr_core.eval import metrics, progressive, scoring
 from gr_core.hashing import fingerprint, is_holdout
@@ -371,8 +371,11 @@ def fail(night: Night, error: BaseException) -> None:
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith(STAGE_NOTE)]
     stage = notes[-1].removeprefix(STAGE_NOTE) if notes else "flow"
     kind = "failed" if isinstance(error, Exception) else "cancelled"
-    payload = {"stage": stage, "error": f"{type(error).__name__}: {error}"}
-    night.journal.append(kind, night.key, payload, at_us=night.at_us)
+    payload = {"stage": stage, "error": environment.without_secrets(f"{type(error).__name__}: {error}")}
+    try:
+        night.journal.append(kind, night.key, payload, at_us=night.at_us)
+    except DaybreakError as silent:  # what failed the night stands, also where its store is what failed
+        logger.warning("the journal was not told that night %s failed: %s", night.key, silent)
 
 
 def result_digest(result: dict[str, Any]) -> str:
