@@ -6,6 +6,7 @@ A day of usual size lies in memory as one frame (`Batch`); of a large one only a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -231,9 +232,14 @@ def marked(rows: pl.DataFrame) -> npt.NDArray[np.uint64]:
 
 def polars_schema(config: Config) -> pl.Schema:
     """Return the event table's columns as Polars types, `COMMITTED` and `bucket` included."""
-    arrow = event_schema(config.source.action_names, config.source.side_features)
-    empty = pl.from_arrow(pa.Table.from_batches([], schema=arrow))
-    return empty.schema if isinstance(empty, pl.DataFrame) else pl.Schema()
+    return pl.Schema(_event_types(tuple(config.source.action_names), tuple(config.source.side_features)))
+
+
+@functools.lru_cache(maxsize=16)
+def _event_types(actions: tuple[str, ...], side: tuple[str, ...]) -> pl.Schema:
+    empty = pl.from_arrow(pa.Table.from_batches([], schema=event_schema(actions, side)))
+    assert isinstance(empty, pl.DataFrame)
+    return empty.schema
 
 
 def batch_columns(config: Config) -> list[str]:

@@ -28,6 +28,7 @@ class Shelf:
 
     def __init__(self, schema: pl.Schema, key: str = "bucket", limit: int | None = None) -> None:
         self.schema = schema
+        self._empty = schema.to_frame()
         self.rows = 0
         self.buckets: set[int] = set()
         self._key, self._limit = key, LIMIT if limit is None else limit
@@ -55,8 +56,8 @@ class Shelf:
     def whole(self) -> pl.DataFrame:
         """Return all rows, in the order they were added while in memory."""
         if self.spilled:
-            return pl.concat([self.schema.to_frame(), *(self.take(bucket) for bucket in sorted(self.buckets))])
-        return pl.concat([self.schema.to_frame(), *self._held])
+            return pl.concat([self._empty, *(self.take(bucket) for bucket in sorted(self.buckets))])
+        return pl.concat([self._empty, *self._held])
 
     def take(self, bucket: int) -> pl.DataFrame:
         """Return a bucket's rows; they stay on the shelf."""
@@ -64,9 +65,9 @@ class Shelf:
             if self._split is None:
                 parts = self.whole().partition_by(self._key, as_dict=True, maintain_order=True)
                 self._split = {int(key[0]): part for key, part in parts.items()}
-            return self._split.get(bucket, self.schema.to_frame())
+            return self._split.get(bucket, self._empty)
         files = self._files.get(bucket % _GROUPS, [])
-        found = pl.concat([self.schema.to_frame(), *(pl.read_ipc(file) for file in files)])
+        found = pl.concat([self._empty, *(pl.read_ipc(file) for file in files)])
         return found.filter(pl.col(self._key) == bucket) if self._shared(bucket) else found
 
     def _shared(self, bucket: int) -> bool:

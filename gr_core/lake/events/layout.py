@@ -87,5 +87,6 @@ def scan(files: pl.DataFrame, config: Config, *, uris: bool = False) -> pl.LazyF
         for bucket, own in files.group_by("bucket").agg("uri").sort("bucket").iter_rows()
     ]
     names = [*schema.names(), URI] if uris else schema.names()
-    empty = schema.to_frame().with_columns(pl.lit(None, pl.String).alias(URI)).select(names)
-    return pl.concat(parts).select(names) if parts else empty.lazy()
+    if not parts:
+        return pl.Schema({**schema, URI: pl.String()}).to_frame().select(names).lazy()
+    return (pl.concat(parts) if len(parts) > 1 else parts[0]).select(names)

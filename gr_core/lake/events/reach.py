@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from gr_core.config import Config
-from gr_core.data.batch import HASH_BITS
+from gr_core.data.batch import HASH_BITS, polars_schema
 from gr_core.lake.events import layout
 from gr_core.lake.events.writing import DAY_US, RECENT_US
 from gr_core.lake.merging import lake_day
@@ -26,6 +26,7 @@ URI = layout.URI
 TO = "\x00to"  # bucket of the batch whose event a row of the table may be
 _HASH = "\x00hash"
 _KEY = ("event_id", "commit")
+_SHARE_ROWS = 2**21
 
 
 def apart(spans: Iterable[tuple[int, int]]) -> Spans:
@@ -64,7 +65,7 @@ def recent_from(newest_us: int) -> int:
 
 
 def under_any_user(files: pl.DataFrame, config: Config, keys: pl.DataFrame, newest_us: int) -> Iterable[pl.DataFrame]:
-    """Read the recent rows that events of a batch may repeat, a bucket of the table at a time.
+    """Read the recent rows that events of a batch may repeat, some buckets of the table at a time.
 
     Args:
         files: The table's (`layout.FILES`).
@@ -79,7 +80,7 @@ def under_any_user(files: pl.DataFrame, config: Config, keys: pl.DataFrame, newe
     spans = [(recent_from(newest_us) - dedup, newest_us + dedup + 1)]
     wanted = keys.rename({"hash": _HASH, "bucket": TO}).lazy()
     mark = (pl.col("event_id").hash() // (1 << HASH_BITS)).alias(_HASH)
-    for _, own in overlapping(files, spans).group_by("bucket", maintain_order=True):
+    for own in _shares(overlapping(files, spans)):
         rows = layout.scan(own, config, uris=True).filter(shown_in(spans))
         found = rows.select(*_KEY, URI, mark).join(wanted, on=_HASH, how="inner").drop(_HASH)
         yield _whole(own, config, found.collect(engine="streaming"))
@@ -176,16 +177,21 @@ def matched(config: Config, events: pl.DataFrame, old: pl.DataFrame, newest_us: 
     return pairs.select(old.columns)
 
 
+def _shares(files: pl.DataFrame) -> Iterable[pl.DataFrame]:
+    """Split files by buckets into shares that are read at once: one bucket, or several of few rows."""
+    sizes = files.group_by("bucket").agg(pl.col("rows").sum()).sort("bucket")
+    shares = sizes.with_columns((pl.col("rows").cum_sum() // _SHARE_ROWS).alias("share"))
+    for _, own in shares.group_by("share", maintain_order=True):
+        yield layout.in_buckets(files, own["bucket"])
+
+
 def _whole(files: pl.DataFrame, config: Config, found: pl.DataFrame) -> pl.DataFrame:
     """Read whole rows by (event_id, commit) from the files that they were found in."""
+    if found.is_empty():
+        types = pl.Schema({**polars_schema(config), URI: pl.String()})
+        return found.clear().drop(URI).select(pl.exclude(types.names())).hstack(types.to_frame())
     own = files.filter(pl.col("uri").is_in(found[URI].unique().implode()))
     rows = layout.scan(own, config, uris=True)
-    if found.is_empty():
-        return (
-            rows.head(0)
-            .with_columns(pl.lit(None, found.schema[name]).alias(name) for name in found.columns if name == TO)
-            .collect()
-        )
     return rows.join(found.lazy().drop(URI).unique(), on=list(_KEY), how="inner").collect()
 
 

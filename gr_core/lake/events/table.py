@@ -234,7 +234,7 @@ class EventTable(Versions):
                 kept, erased = set(keep_versions), table.transaction_version(erasure.ERASED_AT)
                 if erased is not None and any(version < erased for version in kept):
                     kept.add(erased)  # what is read in place of older ones (`pin`, `erasure.readable`)
-                deleted = upkeep.vacuum(table, kept, retention_hours)
+                deleted = upkeep.vacuum(table, self.uri, kept, retention_hours)
         except DeltaError as error:
             self._unanswered(error)
             raise

@@ -108,6 +108,9 @@ def test_vacuum_keeps_what_nights_may_read(tmp_path: Path, small_runs: None) -> 
     assert kept.deleted_files == 1
     assert_frame_equal(events.read(pinned), before)
     assert events.maintain(retention_hours=0).deleted_files == kept.files
+    version = events.delta_version()
+    assert events.maintain(retention_hours=0) == upkeep.Kept()
+    assert events.delta_version() == version
     assert_frame_equal(events.read(events.delta_version()), before)
     with pytest.raises(OSError, match="parquet"):
         events.read(pinned)
