@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import polars as pl
 
@@ -230,6 +230,7 @@ def _content(uri: str, head: int | None = None) -> bytes:
 def _beginning(uri: str, rows: int) -> tuple[bytes, int | None]:
     """Return the whole records at a text file's head, and the bytes of the file that they took (None: all)."""
     limit = min(max(rows * _LINE_BYTES, _HEAD_BYTES[0]), _HEAD_BYTES[1])
+    stream: BinaryIO
     if store.is_local(uri):
         stream = store.local_path(uri).open("rb")
     else:  # twice the limit: a packed file is hardly longer than what it holds

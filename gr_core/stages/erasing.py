@@ -20,7 +20,7 @@ from gr_core.data import expressions
 from gr_core.data.users import stored_user
 from gr_core.errors import CommitConflict, DaybreakError, UsageError
 from gr_core.hashing import bucket_of, is_holdout
-from gr_core.lake import leftovers, nightfiles, pending, quarantine, store, tombstones
+from gr_core.lake import leftovers, nightfiles, pending, quarantine, store, tombstones, userkey
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable, erasure, retraction
 from gr_core.lake.history import HistoryStore
@@ -51,7 +51,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
 
     Raises:
         UsageError: An empty id, or a night is running; nothing has changed.
-        ConfigError: The config's lake is not the home's, or the key of a pseudonymised source is missing.
+        ConfigError: The config's lake is not the home's, or the key of a pseudonymised source is missing or another.
     """
     if not user.strip():
         raise UsageError("forget needs the id of a user, got an empty one", where="user")
@@ -59,7 +59,8 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
     buckets, lake = config.lake.num_buckets, store.join(home, "lake")
     table = EventTable(store.join(lake, "events"), config)
     journal = Journal(store.join(lake, "journal"))
-    table.exists()  # refuses another lake's config before anything is written
+    # refuses another lake's config, and a key that would name another user, before anything is written
+    userkey.check(config, home, started=table.exists())
     with _alone(home, "forget"):
         entries = journal.entries()
         trained = _trained_on(config, entries, erasure.user_rows(table.at, own, buckets), own)
