@@ -369,10 +369,10 @@ def _seconds(result: Any) -> float:
 def fail(night: Night, error: BaseException) -> None:
     """Write to the journal that this attempt failed or was cancelled; the next one redoes only what is missing."""
     notes = [note for note in getattr(error, "__notes__", []) if note.startswith(STAGE_NOTE)]
-    stage = notes[-1].removeprefix(STAGE_NOTE) if notes else "flow"
-    kind = "failed" if isinstance(error, Exception) else "cancelled"
-    payload = {"stage": stage, "error": environment.without_secrets(f"{type(error).__name__}: {error}")}
+    text = environment.without_secrets(f"{type(error).__name__}: {error}")
+    payload = {"stage": notes[-1].removeprefix(STAGE_NOTE) if notes else "flow", "error": text}
     try:
+        kind = "failed" if isinstance(error, Exception) else "cancelled"
         night.journal.append(kind, night.key, payload, at_us=night.at_us)
     except DaybreakError as silent:  # what failed the night stands, also where its store is what failed
         logger.warning("the journal was not told that night %s failed: %s", night.key, silent)
@@ -380,15 +380,13 @@ def fail(night: Night, error: BaseException) -> None:
 
 def result_digest(result: dict[str, Any]) -> str:
     """Return a stage result's digest; for results without files, that of the values themselves."""
-    ignored = ("seconds", "reused", "fingerprint")
-    values = {key: value for key, value in result.items() if key not in ignored}
+    values = {key: value for key, value in result.items() if key not in ("seconds", "reused", "fingerprint")}
     return str(result.get("digest") or fingerprint(values))
 
 
 def _parameters(config: Config) -> dict[str, Any]:
-    resolved = config.resolved()
-    sections = ("sequences", "pack", "model", "train", "gate")
-    return {f"{name}.{key}": value for name in sections for key, value in resolved[name].items()}
+    wanted = {name: config.resolved()[name] for name in ("sequences", "pack", "model", "train", "gate")}
+    return {f"{name}.{key}": value for name, section in wanted.items() for key, value in section.items()}
 
 
 def _tags(night: Night, ingested: dict[str, Any]) -> dict[str, str]:
