@@ -13,7 +13,7 @@ import polars as pl
 
 from gr_core.config import Config
 from gr_core.errors import BoundError
-from gr_core.refs import Bound
+from gr_core.refs import NEVER, Bound
 
 US = 1_000_000
 
@@ -120,13 +120,28 @@ def new_mask(
         Int32 over rows of the event table; only bits of `known` are set.
     """
     mask = inside_mask(now, action_names) & pl.col("known") & pl.lit(supervised_mask, pl.Int32)
-    for bound in earlier:
+    for bound in outermost(earlier):
         # xor with all ones, since polars has no bitwise not on expressions of integers.
         mask = mask & (inside_mask(bound, action_names) ^ pl.lit(-1, pl.Int32))
     if context_commits:
         context = pl.col("commit").is_in(sorted(context_commits))
         mask = pl.when(context).then(pl.lit(0, pl.Int32)).otherwise(mask)
     return mask
+
+
+def outermost(bounds: Sequence[Bound]) -> list[Bound]:
+    """Return the bounds that lie within no other one, newest first: of a year of nights usually one."""
+    kept: list[Bound] = []
+    for bound in sorted(bounds, key=lambda one: (one.commit, one.cutoff_us), reverse=True):
+        if not any(_within(bound, other) for other in kept):
+            kept.append(bound)
+    return kept
+
+
+def _within(bound: Bound, other: Bound) -> bool:
+    """Tell whether whatever is inside a bound is inside the other one."""
+    reaches = (before <= other.shown_before_us.get(name, NEVER) for name, before in bound.shown_before_us.items())
+    return bound.commit <= other.commit and all(reaches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

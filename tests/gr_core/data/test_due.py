@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 
-from gr_core.data.due import check_not_behind, due_mask, inside_mask, make_bound, new_mask
+from gr_core.data.due import check_not_behind, due_mask, inside_mask, make_bound, new_mask, outermost
 from gr_core.errors import BoundError
 from gr_core.refs import Bound
 from tests.feeds import windowed
@@ -173,3 +173,23 @@ def test_context_commits_are_never_due_or_new() -> None:
 
     assert chosen(frame, due_mask(now, None, ["click"], 1, context_commits=frozenset([1]))) == ["day"]
     assert chosen(frame, new_mask(now, [], ["click"], 1, context_commits=frozenset([1]))) == ["day"]
+
+
+def test_only_bounds_that_reach_furthest_decide_what_is_new() -> None:
+    """Of a year of nights one bound decides; bounds that reach further in one action only all stay."""
+    rows = [(f"e{commit}-{hour}", commit, at(1, hour)) for commit in range(1, 5) for hour in range(0, 24, 3)]
+    frame, names = table(rows, known=0b11), ["click", "like"]
+    now = Bound(commit=4, cutoff_us=at(3), shown_before_us={"click": at(3), "like": at(3)})
+    year = [Bound(commit=n // 120, cutoff_us=n, shown_before_us={"click": at(1) + n}) for n in range(360)]
+    crossing = [
+        Bound(commit=2, cutoff_us=1, shown_before_us={"click": at(1, 20), "like": at(1, 5)}),
+        Bound(commit=3, cutoff_us=2, shown_before_us={"click": at(1, 10), "like": at(1, 15)}),
+        Bound(commit=1, cutoff_us=3, shown_before_us={"click": at(1, 20), "like": at(1, 4)}),
+        Bound(commit=3, cutoff_us=2, shown_before_us={"click": at(1, 10)}),
+    ]
+
+    assert outermost(year) == year[-1:]
+    assert outermost(crossing) == [crossing[1], crossing[0]]
+    found = frame.select(new_mask(now, crossing, names, 0b11)).to_series()
+    inside = [frame.select(inside_mask(bound, names)).to_series() for bound in crossing]
+    assert found.to_list() == [0b11 & ~(a | b | c | d) for a, b, c, d in zip(*inside, strict=True)]
