@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,7 +34,14 @@ class Quiet(WSGIRequestHandler):
 
 app, one_at_a_time = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
+conditional = []
+
 def serial(environ, start):
+    if environ["PATH_INFO"] == "/conditional-puts":
+        start("200 OK", [("Content-Type", "text/plain")])
+        return ["\\n".join(conditional).encode()]
+    if environ["REQUEST_METHOD"] == "PUT" and environ.get("HTTP_IF_NONE_MATCH") == "*":
+        conditional.append(environ["PATH_INFO"])
     with one_at_a_time:
         return [b"".join(app(environ, start))]
 
@@ -74,6 +82,12 @@ def serving() -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             server.kill()
+
+
+def conditional_puts(endpoint: str) -> list[str]:
+    """Return the paths that were put with If-None-Match: * so far."""
+    with urllib.request.urlopen(f"{endpoint}/conditional-puts") as answer:
+        return answer.read().decode().splitlines()
 
 
 @contextlib.contextmanager

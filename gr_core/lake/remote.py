@@ -28,6 +28,8 @@ S = TypeVar("S")
 
 _AT_ONCE = 8  # requests in flight
 _PART = 16 * 2**20  # bytes of one request for a large object
+_PARTS_AT_ONCE = 4
+_MOST_PARTS = 10_000  # of one object: S3's limit
 _ATTEMPTS = 3
 _BROKEN = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")
 # a conditional write that met another writer; NoSuchKey: the object to replace is gone
@@ -72,7 +74,15 @@ def filesystem() -> Any:
             "read_timeout": environment.READ_SECONDS,
             "retries": {"mode": "standard", "total_max_attempts": environment.RETRIES + 1},
         }
-        client = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, config_kwargs=settings)
+        client = fsspec.filesystem(
+            "s3",
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            config_kwargs=settings,
+            # of one file at a time in memory: 64 MiB, and not s3fs' 500
+            default_block_size=_PART,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
         client.retries = environment.RETRIES
         _clients[key] = client
     return _clients[key]
@@ -273,7 +283,9 @@ def put_files(folder: Path, uri: str, files: dict[str, dict[str, Any]]) -> None:
         if there.get(name) == wanted["size"] and _digest(place) == wanted[_SHA256]:
             return
         with answering(place):
-            filesystem().put_file(str(folder / name), _plain(place), Metadata={_SHA256: wanted[_SHA256]})
+            part = max(_PART, -(-wanted["size"] // _MOST_PARTS))
+            metadata = {_SHA256: wanted[_SHA256]}
+            filesystem().put_file(str(folder / name), _plain(place), chunksize=part, Metadata=metadata)
 
     _each(put, sorted(files))
 

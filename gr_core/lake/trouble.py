@@ -89,8 +89,8 @@ def named(uri: str, error: BaseException) -> DaybreakError | None:
 
 
 def is_unclear(error: BaseException) -> bool:
-    """Tell whether the store gave a bare status: an answer to HEAD has no body that names the reason."""
-    return any(_bare(one) in ("400", "403", "404", "301") for one in _chain(error))
+    """Tell whether the store gave a bare status: an answer to HEAD, or to no credentials, does not name the reason."""
+    return any(_bare(one) in ("400", "403", "404", "301") or _code(one) == "Forbidden" for one in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -201,28 +201,32 @@ def test_a_reader_whom_an_upload_overtakes_mixes_nothing(
 
 
 def test_a_failed_part_leaves_no_object(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a large upload fails for good: the old object stays, no upload hangs open, and the error is named."""
-    uri, source = f"{bucket}/large", tmp_path / "large"
-    store.write_bytes(uri, b"old")
-    source.write_bytes(b"n" * (11 * 2**20))
+    """A part of a large file fails for good: no object, no upload that hangs open; the next try sends it whole."""
+    monkeypatch.setattr(remote, "_PART", 5 * 2**20)
+    uri, folder = f"{bucket}/packs", tmp_path / "packs"
+    folder.mkdir()
+    (folder / "pack.arrow").write_bytes(bytes(range(256)) * (11 * 2**12))
     client = remote.filesystem()
     real, parts = client._call_s3, []
 
     async def call(method: str, *told: Any, **more: Any) -> Any:
         if method == "upload_part":
             parts.append(more["PartNumber"])
-            if more["PartNumber"] == 2:
+            if parts.count(2) == 1 and more["PartNumber"] == 2:
                 raise ConnectionResetError("connection reset by peer")
         return await real(method, *told, **more)
 
     monkeypatch.setattr(client, "_call_s3", call)
 
-    with pytest.raises(StoreUnavailable, match="reset by peer"), store.answering(uri):
-        client.put_file(str(source), uri, chunksize=5 * 2**20)
-
-    assert 2 in parts
-    assert store.read_bytes(uri) == b"old"
+    with pytest.raises(StoreUnavailable, match="reset by peer"):
+        store.upload(folder, uri)
+    assert names(uri) == []
     assert not client.call_s3("list_multipart_uploads", Bucket=bucket.removeprefix("s3://")).get("Uploads")
+
+    store.upload(folder, uri)
+    monkeypatch.setenv("DAYBREAK_STATE", str(tmp_path / "another machine"))
+    assert (store.local_copy(uri) / "pack.arrow").read_bytes() == bytes(range(256)) * (11 * 2**12)
+    assert sorted(parts[-3:]) == [1, 2, 3]
 
 
 def test_listings_are_never_stale(bucket: str) -> None:
