@@ -27,6 +27,7 @@ OUTSIDE, UNREADABLE = "\x00outside", "\x00unreadable"  # (event, action)s of the
 COMMITTED = ("commit", "updated")  # columns that a row gets when it is committed
 EVENT_ORDER = ("user_id", "shown_at", "event_id")
 _HASH = "\x00hash"
+_KEY_BITS = 63  # of an int64 that orders rows by user and time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,14 +311,19 @@ class BucketMap:
             order = self._users.to_series().arg_sort().to_numpy()
             self._ranks = np.empty(len(order), np.uint32)
             self._ranks[order] = np.arange(len(order), dtype=np.uint32)
-        keys = pl.DataFrame({"user": self._ranks[self._codes(rows["user_id"])], "time": rows["shown_at"].to_physical()})
-        order = keys.select(pl.arg_sort_by("user", "time")).to_series().to_numpy().copy()
-        user, time = (keys[name].to_numpy()[order] for name in ("user", "time"))
-        equal = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
+        users, distinct = np.unique(self._ranks[self._codes(rows["user_id"])], return_inverse=True)[::-1]
+        times = rows["shown_at"].to_physical().to_numpy()
+        times = times - times.min() if len(times) else times
+        if len(times) and int(times.max()).bit_length() + len(distinct).bit_length() > _KEY_BITS:
+            return rows.sort(EVENT_ORDER)
+        keys = pl.Series((users.astype(np.int64) << int(times.max(initial=0)).bit_length()) | times)
+        order = keys.arg_sort().to_numpy().copy()
+        sorted_keys = keys.to_numpy()[order]
+        equal = sorted_keys[1:] == sorted_keys[:-1]
         if equal.any():
             ties = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
-            tied = keys[order[ties]].with_columns(rows["event_id"].gather(order[ties]).alias("event"))
-            order[ties] = order[ties][tied.select(pl.arg_sort_by("user", "time", "event")).to_series().to_numpy()]
+            tied = pl.DataFrame({"key": sorted_keys[ties], "event": rows["event_id"].gather(order[ties])})
+            order[ties] = order[ties][tied.select(pl.arg_sort_by("key", "event")).to_series().to_numpy()]
         return rows[order]
 
     def _codes(self, users: pl.Series) -> npt.NDArray[np.uint32]:

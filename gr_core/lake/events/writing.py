@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -28,6 +31,7 @@ SPAN_US = 32 * DAY_US  # of a history in one file
 FILE_ROWS = 2**20
 _FEW_ROWS = 2**15  # late rows that go together, whatever they span
 _ROW_GROUPS = ((2**18, 4096), (FILE_ROWS, 16_384))  # rows of a file up to ..., rows of a row group
+_WRITERS = 2  # files written at a time
 _STATISTICS = ("user_id", "shown_at", "commit", "updated")
 
 
@@ -85,25 +89,26 @@ class Writing:
         assert isinstance(empty, pl.DataFrame)
         self._types = empty.schema
         self._whole = schema
-        self._actions: list[AddAction | RemoveAction] = []
+        self._paths: list[str] = []
+        self._adds: list[AddAction] = []
+        self._removes: list[RemoveAction] = []
         self._now_ms = 0
+        self._pool = ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="daybreak-write")
+        self._waiting: deque[Future[AddAction]] = deque()
         self.bytes = 0
-        """Bytes of the files written so far."""
+        """Bytes of the files written, once committed."""
 
     def add(self, bucket: int, rows: pl.DataFrame, *, data_change: bool = True) -> None:
-        """Write one file of a bucket; rows are by (user_id, shown_at, event_id)."""
-        frame = rows.select(
-            (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
-            for name, dtype in self._types.items()
-        )
+        """Write one file of a bucket, beside what the caller does next; rows are by (user_id, shown_at, event_id)."""
         path = f"bucket={bucket}/{uuid.uuid4().hex}.parquet"  # two writers never meet in a name
-        size, written_ms = self._write(path, frame)
-        self.bytes += size
-        self._actions.append(AddAction(path, size, {"bucket": str(bucket)}, written_ms, data_change, _told(frame)))
+        self._paths.append(path)
+        self._waiting.append(self._pool.submit(self._write, path, bucket, rows, data_change=data_change))
+        while len(self._waiting) > 2 * _WRITERS:
+            self._adds.append(self._waiting.popleft().result())
 
     def remove(self, path: str, bucket: int, size: int, *, data_change: bool = True) -> None:
         """Take a file out of the table."""
-        self._actions.append(RemoveAction(path, data_change, self._stamp(), size, {"bucket": str(bucket)}))
+        self._removes.append(RemoveAction(path, data_change, self._stamp(), size, {"bucket": str(bucket)}))
 
     def commit(self, properties: CommitProperties) -> None:
         """Make all of it visible as one version.
@@ -111,36 +116,49 @@ class Writing:
         Raises:
             CommitFailedError: Another writer changed the table since; nothing of this is visible.
         """
+        self._finish()
         self._table.create_write_transaction(
-            self._actions, "append", self._whole, ["bucket"], commit_properties=properties
+            [*self._adds, *self._removes], "append", self._whole, ["bucket"], commit_properties=properties
         )
 
     def discard(self) -> None:
         """Delete what was written, after a failure; what a killed process leaves is removed by vacuum."""
-        for action in self._actions:
-            if isinstance(action, AddAction):
-                store.remove(store.join(self._uri, action.path))
-        self._actions = []
+        self._pool.shutdown(cancel_futures=True)
+        for path in self._paths:
+            store.remove(store.join(self._uri, path))
 
-    def _write(self, path: str, frame: pl.DataFrame) -> tuple[int, int]:
+    def _finish(self) -> None:
+        """Wait for the files that are being written; raises what stopped one of them."""
+        while self._waiting:
+            self._adds.append(self._waiting.popleft().result())
+        self._pool.shutdown()
+        self.bytes = sum(action.size for action in self._adds)
+
+    def _write(self, path: str, bucket: int, rows: pl.DataFrame, *, data_change: bool) -> AddAction:
+        frame = rows.select(
+            (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
+            for name, dtype in self._types.items()
+        )
         uri = store.join(self._uri, path)
-        groups = next((size for rows, size in _ROW_GROUPS if frame.height <= rows), _ROW_GROUPS[-1][1])
+        groups = next((size for most, size in _ROW_GROUPS if frame.height <= most), _ROW_GROUPS[-1][1])
+        options: dict[str, Any] = {"compression": "zstd", "compression_level": 1, "row_group_size": groups}
         if store.is_local(uri):
             target = store.local_path(uri)
             with store.writable(uri):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                frame.write_parquet(target, compression="zstd", compression_level=3, row_group_size=groups)
+                frame.write_parquet(target, **options)
             stat = target.stat()
-            self._now_ms = stat.st_mtime_ns // 1_000_000
-            return stat.st_size, self._now_ms
-        content = BytesIO()
-        frame.write_parquet(content, compression="zstd", compression_level=3, row_group_size=groups)
-        store.write_bytes(uri, content.getvalue())
-        return content.tell(), self._stamp()
+            size, self._now_ms = stat.st_size, stat.st_mtime_ns // 1_000_000
+        else:
+            content = BytesIO()
+            frame.write_parquet(content, **options)
+            store.write_bytes(uri, content.getvalue())
+            size = content.tell()
+        return AddAction(path, size, {"bucket": str(bucket)}, self._stamp(), data_change, _told(frame))
 
     def _stamp(self) -> int:
         """Return the moment Delta notes beside an action, for retention: the newest that the table or a file tells."""
-        if not self._now_ms:
+        if self._now_ms == 0:
             told = self._table.history(1)
             self._now_ms = int(told[0].get("timestamp", 0)) if told else 0
         return self._now_ms

@@ -1,0 +1,40 @@
+"""Frames put aside by bucket: the same rows in memory and on disk, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from gr_core.lake.shelf import Shelf
+
+SCHEMA = pl.Schema({"name": pl.String(), "bucket": pl.Int32()})
+
+
+def frame(*rows: tuple[str | None, int]) -> pl.DataFrame:
+    """Return rows of a name and a bucket."""
+    return pl.DataFrame(list(rows), schema=SCHEMA, orient="row")
+
+
+@pytest.mark.parametrize("limit", [100, 1, 0])
+def test_a_bucket_comes_back_in_the_order_it_was_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """In memory, spilled from the second addition on, and from the first; buckets 3 and 67 share a file."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shelf = Shelf(SCHEMA, limit=limit)
+    shelf.add(frame(("a", 3), ("b", 67)))
+    shelf.add(frame())
+    shelf.add(frame((None, 67), ("d", 3), ("e", 0)))
+
+    assert (shelf.spilled, shelf.rows, shelf.buckets) == (limit < 5, 5, {0, 3, 67})
+    assert_frame_equal(shelf.take(3), frame(("a", 3), ("d", 3)))
+    assert_frame_equal(shelf.take(67), frame(("b", 67), (None, 67)))
+    assert_frame_equal(shelf.take(9), frame())
+    assert sorted(shelf.whole()["bucket"].to_list()) == [0, 3, 3, 67, 67]
+    del shelf
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
