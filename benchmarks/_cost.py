@@ -72,7 +72,7 @@ def night_cost(work: str, **values: Any) -> dict[str, float]:
 
     Returns:
         seconds_per_token (median night), read_ratio (bytes read over the active users' capped histories),
-        write_ratio (bytes written over the nights' new rows and touched entries), tokens and rows a night, rows of the
+        write_ratio (bytes written over the nights' new rows and their users' capped histories), tokens and rows a night, rows of the
         table, users whose history came from the store and from the table.
     """
     return _World(Path(work), Past(**values)).run()
@@ -104,7 +104,10 @@ def measure_cost(report: Report, work: Path, *, quick: bool) -> None:
                 value=long["read_ratio"], unit="of capped histories", at_most=3, baseline=short["read_ratio"]
             ),
             f"night/bytes_written{suffix}": Figure(
-                value=long["write_ratio"], unit="of rows and entries", at_most=3, baseline=short["write_ratio"]
+                value=long["write_ratio"],
+                unit="of new rows and touched histories",
+                at_most=3,
+                baseline=short["write_ratio"],
             ),
         }
 
@@ -120,7 +123,7 @@ class _Spent:
     """Bytes of the active users' capped histories."""
     written: int
     new: float
-    """Bytes of the new rows and of the entries touched, each once."""
+    """Bytes of the new rows, and of the capped histories of their users."""
     sources: tuple[int, int]
     """Users whose history came from the store, and who were read whole."""
 
@@ -203,9 +206,9 @@ class _World:
         """Run a night and tell what it cost."""
         before = _files(self.work)
         began = time.perf_counter()
-        self.ingest(number, upkeep=False)
+        touched = self.ingest(number, upkeep=False)
         ingesting = time.perf_counter() - began
-        committed = _grown(before, _files(self.work))
+        committed = _grown(before, {path: n for path, n in _files(self.work).items() if path.endswith(".parquet")})
         night, ingested = self.night(number, parent=self.bounds[-2]), self.ingested()
         read, capped, per_row = 0, 0.0, self.bytes_a_row()
         for bucket in range(self.past.num_buckets):
@@ -220,7 +223,7 @@ class _World:
             ).gather(advance=False)
             is_target = pl.any_horizontal(pl.col(role) != 0 for role in ROLES)
             active = rows.rows.filter(is_target)["user_id"].unique().str.slice(5).cast(pl.Int64).to_numpy()
-            capped += per_row * float(np.minimum(self.events[active], MAX_HISTORY).sum())
+            capped += self.capped_rows(active) * per_row
             read += table.bytes_read
         built, seconds = [], 0.0
         for bucket in range(self.past.num_buckets):
@@ -229,23 +232,25 @@ class _World:
             seconds += time.perf_counter() - began
         self.table.maintain(keep_versions=[self.bounds[-1].delta_version])
         after = _files(self.work)
-        version = f"{self.bounds[-1].delta_version:020d}~"
-        touched = sum(size for path, size in after.items() if Path(path).name.startswith(version))
         return _Spent(
             seconds=ingesting + seconds,
             tokens=sum(_tokens(Path(one["uri"])) for one in built),
             read=read + sum(one["bytes"]["history_read"] for one in built),
             capped=capped,
             written=_grown(before, after),
-            new=committed + touched,
+            new=committed + self.capped_rows(touched) * per_row,
             sources=(
                 sum(one["users"]["from_store"] for one in built),
                 sum(one["users"]["from_table"] for one in built),
             ),
         )
 
-    def ingest(self, number: int, *, upkeep: bool = True) -> None:
-        """Commit a day and note its bound."""
+    def capped_rows(self, users: Longs) -> int:
+        """Return how many events the capped histories of users hold."""
+        return int(np.minimum(self.events[users], MAX_HISTORY).sum())
+
+    def ingest(self, number: int, *, upkeep: bool = True) -> Longs:
+        """Commit a day, note its bound, and return its users."""
         frame = self.day_rows(number)
         batch = Batch(
             feed="log",
@@ -259,6 +264,7 @@ class _World:
         self.bounds.append(due.make_bound(self.config, made.number, cutoff, made.delta_version, None))
         if upkeep:
             self.table.maintain(keep_versions=[made.delta_version])
+        return frame["user_id"].unique().str.slice(5).cast(pl.Int64).to_numpy()
 
     def day_rows(self, number: int) -> pl.DataFrame:
         """Return a day's events; the active users' are the same whatever else there is."""
