@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import _build, _loading, _packing
+from benchmarks import _build, _cost, _loading, _packing
 from benchmarks._events import Feed
 from benchmarks._report import Report, table_of
 
@@ -30,15 +30,17 @@ console = Console(stderr=True)
 Sizes = dict[str, Any]
 FULL: Sizes = {
     "build": Feed(num_events=20_000_000),
-    "pandas": Feed(num_events=5_000_000, num_buckets=8),
+    "pandas": Feed(num_events=5_000_000, num_buckets=16),
     "large": Feed(num_events=100_000_000),
     "tokens": 10_000_000,
+    "quick": False,
 }
 QUICK: Sizes = {
     "build": Feed(num_events=200_000, num_days=30),
     "pandas": Feed(num_events=100_000, num_days=10, num_buckets=2),
     "large": Feed(num_events=200_000, num_days=30),
     "tokens": 300_000,
+    "quick": True,
 }
 PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
     "build": lambda report, work, sizes: _build.measure_build(report, work, sizes["build"]),
@@ -46,6 +48,7 @@ PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
     "packing": lambda report, work, sizes: _packing.measure_packing(report, work, sizes["tokens"]),
     "loader": lambda report, work, sizes: _loading.measure_loader(report, work, sizes["tokens"]),
     "wait": lambda report, work, sizes: _loading.measure_wait(report, work),
+    "cost": lambda report, work, sizes: _cost.measure_cost(report, work, quick=sizes["quick"]),
     "large": lambda report, work, sizes: _build.measure_large(report, work, sizes["large"]),
 }
 
