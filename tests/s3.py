@@ -68,6 +68,23 @@ def variables(endpoint: str) -> dict[str, str]:
     }
 
 
+def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point every S3 client of this process at an endpoint, those that MLflow and boto3 keep included."""
+    for key, value in variables(endpoint).items():
+        monkeypatch.setenv(key, value)
+    forget_clients(monkeypatch)
+
+
+def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make boto3 and MLflow forget the clients that they keep, with endpoint, credentials and methods."""
+    import boto3
+
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    kept = sys.modules.get("mlflow.store.artifact.s3_artifact_repo")
+    if kept is not None:
+        kept._cached_get_s3_client.cache_clear()
+
+
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
     """Run moto's S3 server in a process of its own; yields its endpoint."""
@@ -137,8 +154,7 @@ def s3_endpoint() -> Iterator[str]:
 @pytest.fixture
 def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the URI of a new empty bucket; the environment points at it, and local state stays in the test's folder."""
-    for key, value in variables(s3_endpoint).items():
-        monkeypatch.setenv(key, value)
+    point_at(s3_endpoint, monkeypatch)
     monkeypatch.setenv("DAYBREAK_STATE", str(tmp_path / "state"))
     return make_bucket(tmp_path.name)
 

@@ -137,7 +137,7 @@ def matching(root: str, pattern: str) -> list[Object]:
     bucket, base = uris.split_remote(root)
     base = base + "/" if base else ""
     begins = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    flat = {"Delimiter": "/"} if "/" not in pattern[len(begins) :] else {}
+    flat: dict[str, Any] = {"Delimiter": "/"} if "/" not in pattern[len(begins) :] else {}
     found = _objects(bucket, base, _pages(root, bucket, base + begins, **flat))
     return [one for one in found if _matches(one.name.split("/"), pattern.split("/"))]
 

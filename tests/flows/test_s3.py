@@ -22,7 +22,7 @@ from gr_core.lake.journal import Journal, nights
 from gr_core.lake.lock import running_night
 from gr_core.stages import training
 from tasks.train import train
-from tests.s3 import KEY_ID, SECRET, TOKEN, make_bucket, s3_endpoint, variables
+from tests.s3 import KEY_ID, SECRET, TOKEN, make_bucket, point_at, s3_endpoint
 
 __all__ = ["s3_endpoint"]
 
@@ -54,8 +54,7 @@ def ran(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     stream = folder / "log"
     handler = logging.FileHandler(stream)
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in variables(s3_endpoint).items():
-            patch.setenv(key, value)
+        point_at(s3_endpoint, patch)
         patch.delenv("AWS_ALLOW_HTTP")  # ours to find out
         patch.setenv("DAYBREAK_STATE", str(folder / "state"))
         patch.chdir(folder)

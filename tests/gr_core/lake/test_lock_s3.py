@@ -16,7 +16,7 @@ import pytest
 from gr_core.errors import ConfigError
 from gr_core.lake import lease, remote
 from gr_core.lake.lock import LOCK, night_lock, running_night
-from tests.s3 import bucket, refusing, s3_endpoint, variables
+from tests.s3 import bucket, point_at, refusing, s3_endpoint
 
 __all__ = ["bucket", "s3_endpoint"]
 
@@ -159,8 +159,7 @@ def test_what_is_no_lock_of_ours_stops_nobody(bucket: str) -> None:
 def test_refused_credentials_stop_the_start_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the right to write, the night does not start, and says which right is missing."""
     with refusing("AccessDenied") as endpoint:
-        for key, value in variables(endpoint).items():
-            monkeypatch.setenv(key, value)
+        point_at(endpoint, monkeypatch)
         wanted = pytest.raises(ConfigError, match=r"bucket shop: these credentials may not do this \(AccessDenied\)")
         with wanted, night_lock("s3://shop/home", "2025-06-01"):
             pass

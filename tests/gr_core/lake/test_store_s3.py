@@ -17,7 +17,7 @@ from gr_core import environment
 from gr_core.errors import ConfigError, DaybreakError, FormatError, StoreUnavailable, UsageError
 from gr_core.lake import folders, remote, store
 from gr_core.lake.journal import Journal
-from tests.s3 import KEY_ID, SECRET, TOKEN, bucket, refusing, s3_endpoint, variables
+from tests.s3 import KEY_ID, SECRET, TOKEN, bucket, point_at, refusing, s3_endpoint
 
 __all__ = ["bucket", "s3_endpoint"]
 
@@ -342,8 +342,7 @@ def test_refused_credentials_name_themselves_and_nothing_else(
     status, meaning = CODES[code]
     caplog.set_level(logging.INFO)
     with refusing(code, status) as endpoint:
-        for key, value in variables(endpoint).items():
-            monkeypatch.setenv(key, value)
+        point_at(endpoint, monkeypatch)
         for way in WAYS.values():
             with pytest.raises(ConfigError, match=rf"bucket shop: {meaning} \({code}\)") as caught:
                 way("s3://shop/home/x")
@@ -356,8 +355,7 @@ def test_a_missing_bucket_and_a_dead_endpoint_are_named_in_time(
     s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing bucket is an error of the config; a dead endpoint is silence, named well within 30 seconds."""
-    for key, value in variables(s3_endpoint).items():
-        monkeypatch.setenv(key, value)
+    point_at(s3_endpoint, monkeypatch)
     for way in WAYS.values():
         with pytest.raises(ConfigError, match=r"bucket nowhere: there is no such bucket .*--home"):
             way("s3://nowhere/home/x")

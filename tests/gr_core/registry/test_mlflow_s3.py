@@ -11,7 +11,7 @@ import pytest
 from gr_core.errors import ConfigError, StoreUnavailable
 from gr_core.lake import store
 from gr_core.registry.mlflow_store import MlflowStore
-from tests.s3 import KEY_ID, TOKEN, bucket, refusing, s3_endpoint, variables
+from tests.s3 import KEY_ID, TOKEN, bucket, forget_clients, point_at, refusing, s3_endpoint
 
 __all__ = ["bucket", "s3_endpoint"]
 
@@ -33,10 +33,8 @@ def fail_upload(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
             raise ConnectionResetError("connection reset by peer")
         return real(self, Filename=Filename, Bucket=Bucket, Key=Key, **more)
 
-    from mlflow.store.artifact import s3_artifact_repo
-
-    s3_artifact_repo._cached_get_s3_client.cache_clear()
     monkeypatch.setattr(boto3.s3.inject, "upload_file", upload_file)
+    forget_clients(monkeypatch)
 
 
 def test_a_broken_upload_leaves_no_version(
@@ -52,7 +50,7 @@ def test_a_broken_upload_leaves_no_version(
     assert models.aliases() == {}
     assert not models._search({"daybreak.night": "2025-06-01"})
 
-    fail_upload(monkeypatch, 0)
+    forget_clients(monkeypatch)
     assert models.register(run, trained.checkpoint, night="2025-06-01", tags={}) == 1
     assert models.version(1).source.startswith(f"{bucket}/home/mlflow/artifacts/")
     there = {one.name.rpartition("/")[2] for one in store.listing(models.version(1).source)}
@@ -63,10 +61,8 @@ def test_refused_credentials_are_named(
     trained: Any, mlflow_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """MLflow's own client meets an expired token: the error says so, and neither it nor a log shows the token."""
-    fail_upload(monkeypatch, 0)
     with refusing("ExpiredToken", 400) as endpoint:
-        for key, value in variables(endpoint).items():
-            monkeypatch.setenv(key, value)
+        point_at(endpoint, monkeypatch)
         models = open_store(mlflow_home, "s3://shop/home", "refused")
         run = models.start_night("2025-06-01", params={}, tags={})
         with pytest.raises(ConfigError, match=r"bucket shop: the credentials have expired \(ExpiredToken\)") as caught:
