@@ -54,8 +54,8 @@ def next_day_metrics(
     }
 
 
-def unscored(num_new_events: int, action_names: Sequence[str], supervised: int) -> dict[str, Any]:
-    """Return the same object for a night without a parent: the new events count, but nothing scored them."""
+def unscored(num_new_events: int | None, action_names: Sequence[str], supervised: int) -> dict[str, Any]:
+    """Return the same object for a night without a parent: nothing scored its new events; None: not counted here."""
     none = np.zeros(0, np.int32)
     empty = evaluate(none, none, np.zeros((0, len(action_names)), np.float32), action_names, supervised)
     return {"next_day": empty, "late": dict(empty), "new_events": num_new_events, "late_events": 0}

@@ -46,7 +46,7 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
 
     def work() -> dict[str, Any]:
         if night.parent is None:
-            return progressive.unscored(pack["num_supervised"], names, supervised)
+            return progressive.unscored(None, names, supervised)  # its pack is empty; sequences count the events
         scored = score(night, night.parent.checkpoint, pack, words)
         newest = store.read_json(store.join(night.parent.checkpoint, "state.json"))["newest_supervised_us"]
         return progressive.next_day_metrics(scored, newest, names, supervised)

@@ -71,7 +71,8 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
             holdout_fraction=config.lake.holdout_fraction,
         ).gather()
         rows = gathered.rows
-        by_role = {str(role): rows[role] for role in ROLES}
+        # without a parent nobody scores the new events: they are counted, and their tokens not written
+        by_role = {str(role): rows[role] * (role != "next_day" or night.parent is not None) for role in ROLES}
         built = sequences.build_sequences(rows, by_role, sequence_rules(config), counted=rows["counted"])
         with store.directory(folder) as path:
             sequences.save(built, path)

@@ -234,3 +234,13 @@ def test_a_champion_that_is_not_the_parent_is_scored_by_its_own_vocabulary(tmp_p
     assert (right.logits == scored.logits).all()
     assert not (wrong.logits == scored.logits).all()
     assert done["gate"]["champion"] == 2
+
+
+def test_a_first_night_counts_its_new_events_and_writes_none_for_scoring(
+    one_night: tuple[Path, Path, dict[str, Any]],
+) -> None:
+    """Without a parent nobody scores the new events: their pack is empty, and the night tells their number."""
+    _, _, done = one_night
+
+    assert done["pack"]["next_day"]["num_tokens"] == 0
+    assert done["finish"]["new_events"] == sum(part["counts"]["next_day"] for part in done["sequences"]) > 0
