@@ -19,6 +19,7 @@ import pyarrow as pa
 from gr_core.config import Config
 from gr_core.data.sides import not_found
 from gr_core.hashing import buckets_of
+from gr_core.lake.clusters import clusters_of
 from gr_core.lake.shelf import Shelf
 from gr_core.schema import event_schema
 
@@ -26,7 +27,7 @@ FILE = "\x00file"  # place of the row's file among those read
 OUTSIDE, UNREADABLE = "\x00outside", "\x00unreadable"  # (event, action)s of the row, see Tallied
 COMMITTED = ("commit", "updated")  # columns that a row gets when it is committed
 EVENT_ORDER = ("user_id", "shown_at", "event_id")
-_HASH = "\x00hash"
+_HASH, _CLUSTER = "\x00hash", "\x00cluster"
 _KEY_BITS = 63  # of an int64 that orders rows by user and time
 
 
@@ -61,7 +62,9 @@ class Part:
 
     bucket: int
     events: pl.DataFrame
-    """Unique events: `schema.event_schema` without `COMMITTED`, by (user_id, shown_at, event_id)."""
+    """Unique events: `schema.event_schema` without `COMMITTED`, by cluster, user_id, shown_at and event_id."""
+    clusters: pl.Series
+    """Each event's cluster (`lake.clusters`), of all the bucket's events."""
     files: pl.Series
     """Place of each event's file in `Delivered.uris` (int32)."""
     counts: Tallied = Tallied()
@@ -148,8 +151,10 @@ class Batch(Delivered):
         places = self.files.replace_strict(list(names), list(names.values()), return_dtype=pl.Int32).alias(FILE)
         split = self.events.with_columns(places).partition_by("bucket", as_dict=True, maintain_order=True)
         for key in sorted(split):
-            events = split[key].sort(EVENT_ORDER, maintain_order=True)
-            yield Part(bucket=int(key[0]), events=events.drop(FILE), files=events[FILE])
+            found = clusters_of(split[key]["shown_at"].to_physical().to_numpy())
+            events = split[key].with_columns(pl.Series(_CLUSTER, found)).sort(_CLUSTER, *EVENT_ORDER)
+            own = events.drop(_CLUSTER, FILE)
+            yield Part(bucket=int(key[0]), events=own, clusters=events[_CLUSTER], files=events[FILE])
 
     def named_files(self) -> tuple[str, ...]:
         """Return the files read; where the batch was made by hand, those its events name."""
@@ -189,10 +194,8 @@ class SpilledBatch(Delivered):
                 elsewhere = chosen.filter(pl.col("bucket") != bucket)["event_id"]
                 events = events.filter(~pl.col("event_id").is_in(elsewhere.implode()))
             counts = tally(self.config, rows.height, events)
-            events = self.users.sort(events)
-            yield Part(
-                bucket=bucket, events=events.select(batch_columns(self.config)), files=events[FILE], counts=counts
-            )
+            events, found = self.users.sort(events.select(*batch_columns(self.config), FILE))
+            yield Part(bucket=bucket, events=events.drop(FILE), clusters=found, files=events[FILE], counts=counts)
 
     def keys(self) -> pl.DataFrame:
         """Return each pair of hash and bucket."""
@@ -291,40 +294,76 @@ class BucketMap:
 
     def __init__(self, num_buckets: int) -> None:
         self._num_buckets = num_buckets
-        self._users = pl.Categories.random()
-        self._anchor = pl.Series(dtype=pl.Categorical(self._users))  # codes last as long as a series that has them
+        # codes last as long as a series that has them
+        self._anchor = pl.Series(dtype=pl.Categorical(pl.Categories.random()))
+        self._names = [pl.Series(dtype=pl.String)]
         self._buckets = np.empty(0, np.int32)
-        self._ranks = np.empty(0, np.uint32)
+        self._ranked = pl.Series(dtype=pl.String)  # names in order
+        self._ranks = np.empty(0, np.int64)
 
     def of(self, users: pl.Series) -> pl.Series:
         """Return each user's bucket; users are text, none null."""
         codes = self._codes(users)
-        if len(codes) and int(codes.max()) >= len(self._buckets):
-            fresh = self._users.to_series()[len(self._buckets) :].to_list()
-            hashed = np.array(buckets_of(fresh, self._num_buckets), np.int32)
+        fresh = np.flatnonzero(codes >= len(self._buckets))
+        if len(fresh):
+            first = fresh[np.unique(codes[fresh], return_index=True)[1]]
+            names = users.gather(first)
+            self._names.append(names)
+            hashed = np.array(buckets_of(names.to_list(), self._num_buckets), np.int32)
             self._buckets = np.concatenate([self._buckets, hashed])
         return pl.Series("bucket", self._buckets[codes], pl.Int32)
 
-    def sort(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Sort rows of known users by (user_id, shown_at, event_id): by numbers, text only where these are equal."""
-        if len(self._ranks) < len(self._buckets):
-            order = self._users.to_series().arg_sort().to_numpy()
-            self._ranks = np.empty(len(order), np.uint32)
-            self._ranks[order] = np.arange(len(order), dtype=np.uint32)
-        users, distinct = np.unique(self._ranks[self._codes(rows["user_id"])], return_inverse=True)[::-1]
+    def sort(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+        """Sort a bucket's rows by (cluster, user_id, shown_at, event_id): by numbers, text only where these are equal.
+
+        Args:
+            rows: Of known users.
+
+        Returns:
+            The rows, and their clusters (`lake.clusters`).
+        """
         times = rows["shown_at"].to_physical().to_numpy()
-        times = times - times.min() if len(times) else times
-        if len(times) and int(times.max()).bit_length() + len(distinct).bit_length() > _KEY_BITS:
-            return rows.sort(EVENT_ORDER)
-        keys = pl.Series((users.astype(np.int64) << int(times.max(initial=0)).bit_length()) | times)
-        order = keys.arg_sort().to_numpy().copy()
-        sorted_keys = keys.to_numpy()[order]
-        equal = sorted_keys[1:] == sorted_keys[:-1]
+        found = clusters_of(times)
+        if rows.is_empty():
+            return rows, pl.Series(_CLUSTER, found)
+        self._rank()
+        starts = np.full(int(found.max()) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(starts, found, times)
+        offsets = times - starts[found]
+        unit = 1000 if not (offsets % 1000).any() else 1  # whole milliseconds need ten bits less
+        offsets //= unit
+        bits, user_bits = int(offsets.max()).bit_length(), len(self._ranks).bit_length()
+        if bits + user_bits + len(starts).bit_length() > _KEY_BITS:
+            rows = rows.with_columns(pl.Series(_CLUSTER, found)).sort(_CLUSTER, *EVENT_ORDER)
+            return rows.drop(_CLUSTER), rows[_CLUSTER]
+        keys = ((found.astype(np.int64) << user_bits) | self._ranks[self._codes(rows["user_id"])]) << bits | offsets
+        order = pl.Series(keys).arg_sort().to_numpy().copy()
+        keys = keys[order]
+        equal = keys[1:] == keys[:-1]
         if equal.any():
             ties = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
-            tied = pl.DataFrame({"key": sorted_keys[ties], "event": rows["event_id"].gather(order[ties])})
+            tied = pl.DataFrame({"key": keys[ties], "event": rows["event_id"].gather(order[ties])})
             order[ties] = order[ties][tied.select(pl.arg_sort_by("key", "event")).to_series().to_numpy()]
-        return rows[order]
+        # what the keys tell is read off them: gathering rows at random is what a sort costs most
+        sorted_found = (keys >> (bits + user_bits)).astype(np.uint16)
+        shown = (keys & ((1 << bits) - 1)) * unit + starts[sorted_found]
+        known = [
+            self._ranked.gather((keys >> bits) & ((1 << user_bits) - 1)).alias("user_id"),
+            pl.Series("shown_at", shown).cast(rows.schema["shown_at"]),
+        ]
+        empty = [name for name in rows.columns if rows[name].null_count() == rows.height]  # in any order the same
+        gathered = rows.drop("user_id", "shown_at", *empty)[order]
+        told = gathered.with_columns(*known, *(rows[name] for name in empty)).select(rows.columns)
+        return told, pl.Series(_CLUSTER, sorted_found)
+
+    def _rank(self) -> None:
+        """Order all users known so far by name."""
+        if len(self._ranks) < len(self._buckets):
+            names = pl.concat(self._names)
+            order = names.arg_sort().to_numpy()
+            self._ranked = names.gather(order)
+            self._ranks = np.empty(len(order), np.int64)
+            self._ranks[order] = np.arange(len(order))
 
     def _codes(self, users: pl.Series) -> npt.NDArray[np.uint32]:
         return users.cast(self._anchor.dtype).to_physical().to_numpy()

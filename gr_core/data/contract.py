@@ -38,6 +38,7 @@ from gr_core.data.batch import (
 )
 from gr_core.data.expressions import INSTANT, Wanted
 from gr_core.data.figures import Tally, described
+from gr_core.data.prefetch import Prefetched
 from gr_core.data.sides import SideCache, join_tables
 from gr_core.data.users import pseudonymised, raw_rows
 from gr_core.data.users import stored_user as stored_user
@@ -58,7 +59,7 @@ _MAX_DELAY_SECONDS = 10 * 365 * 86_400  # an outcome ten years later is a wrong 
 REASON, ROW = "\x00reason", "\x00row"
 _SLICE_BYTES = 64 * 2**20  # a parquet file above this is read in slices
 _SLICE_ROWS = 2**20
-_GATHERED_ROWS = 2**16  # rows of small files that meet the contract together
+_GATHERED_ROWS = 2**19  # rows of small files that meet the contract together
 
 
 def read_day(
@@ -128,9 +129,19 @@ class _Intake:
 
     def take(self, day: date, listed: list[SourceFile]) -> None:
         """Read the feed's files of one day; DataContractError where they hold rows and none that is usable."""
+        good, bad, before = self._shelf.rows, len(self._bad), self._read
+        with Prefetched(self._contracted(day, listed), depth=1) as frames:
+            for frame in frames:
+                self._add(frame)
+        if self._shelf.rows == good and len(self._bad) > bad:
+            raise _nothing_usable(self._feed, day, self._files, pl.concat(self._bad[bad:]))
+        self._inputs[day.isoformat()] = identity(listed)
+        self._before = before
+
+    def _contracted(self, day: date, listed: list[SourceFile]) -> Iterator[pl.DataFrame]:
+        """Read the feed's files of one day as rows of the contract with REASON, ROW and FILE."""
         feed, check = self._feed, expressions.FeedCheck(self._config.source, self._feed)
         files = [file for file in listed if file.feed == feed.name]
-        good, bad, before = self._shelf.rows, len(self._bad), self._read
         own = own_schemas(feed, files)
         waiting: list[pl.DataFrame] = []  # of small files with equal columns: the contract costs more a call than a row
         last: dict[str, pl.DataType] = {}
@@ -139,7 +150,7 @@ class _Intake:
             check(schema, file.uri)
             for raw in _slices(feed, file, present, schema, self._values):
                 if waiting and (schema != last or rows + raw.height > _GATHERED_ROWS):
-                    self._add(contract_rows(self._config, day, feed, pl.concat(waiting), last))
+                    yield contract_rows(self._config, day, feed, pl.concat(waiting), last)
                     waiting, rows = [], 0
                 waiting.append(raw.with_columns(pl.lit(len(self._files), pl.Int32).alias(FILE)))
                 last, rows = schema, rows + raw.height
@@ -147,11 +158,7 @@ class _Intake:
             self._schemas.append(schema)
             self._file_days.append(len(self._inputs))
         if waiting:
-            self._add(contract_rows(self._config, day, feed, pl.concat(waiting), last))
-        if self._shelf.rows == good and len(self._bad) > bad:
-            raise _nothing_usable(feed, day, self._files, pl.concat(self._bad[bad:]))
-        self._inputs[day.isoformat()] = identity(listed)
-        self._before = before
+            yield contract_rows(self._config, day, feed, pl.concat(waiting), last)
 
     def _add(self, rows: pl.DataFrame) -> None:
         self._read += rows.height

@@ -93,14 +93,15 @@ def capped(config: Config, rows: pl.DataFrame, counts: pl.DataFrame) -> pl.Serie
 
     Args:
         config: The run's config.
-        rows: New events.
+        rows: New events of one bucket, by cluster (`lake.clusters`), then by user_id.
         counts: user_id, day, count: events already in the table.
 
     Returns:
         One boolean a row, in the rows' order.
     """
-    busiest = rows.select(pl.col("user_id").rle().struct.field("len").max()).item() if rows.height else 0
-    if counts.is_empty() and busiest <= config.source.daily_cap and rows["user_id"].is_sorted():
+    # a lake day lies in at most two clusters, in each of which a user's rows are one run
+    runs = rows["user_id"].hash().rle().struct.field("len")
+    if counts.is_empty() and (2 * runs <= config.source.daily_cap).all():
         return pl.repeat(value=True, n=rows.height, eager=True, dtype=pl.Boolean)
     days = rows.select("user_id", "shown_at", "event_id", lake_day(config.lake.zone))
     asked = days.group_by("user_id", "day").len().join(counts, on=["user_id", "day"], how="left")

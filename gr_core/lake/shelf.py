@@ -11,8 +11,10 @@ import weakref
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 
 LIMIT = 2_000_000  # rows held in memory; a day below it never touches the disk
+_CHUNK = 2**19  # rows that go to disk together
 _GROUP = "\x00group"
 _GROUPS = 64  # files an addition makes at most: with more buckets some share a file
 
@@ -29,9 +31,11 @@ class Shelf:
     def __init__(self, schema: pl.Schema, key: str = "bucket", limit: int | None = None) -> None:
         self.schema = schema
         self._empty = schema.to_frame()
+        self._plain = {name: str(place) for place, name in enumerate(schema.names())}
         self.rows = 0
         self.buckets: set[int] = set()
         self._key, self._limit = key, LIMIT if limit is None else limit
+        self._waiting = 0  # rows held
         self._held: list[pl.DataFrame] = []
         self._split: dict[int, pl.DataFrame] | None = None
         self._folder: Path | None = None
@@ -50,12 +54,14 @@ class Shelf:
         self.buckets.update(frame[self._key].unique().to_list())
         self._held.append(frame)
         self._split = None
-        if self.spilled or self.rows > self._limit:
+        self._waiting += frame.height
+        if self.rows > self._limit and (not self.spilled or self._waiting >= _CHUNK):
             self._spill()
 
     def whole(self) -> pl.DataFrame:
         """Return all rows, in the order they were added while in memory."""
         if self.spilled:
+            self._spill()
             return pl.concat([self._empty, *(self.take(bucket) for bucket in sorted(self.buckets))])
         return pl.concat([self._empty, *self._held])
 
@@ -66,9 +72,12 @@ class Shelf:
                 parts = self.whole().partition_by(self._key, as_dict=True, maintain_order=True)
                 self._split = {int(key[0]): part for key, part in parts.items()}
             return self._split.get(bucket, self._empty)
+        self._spill()
         files = self._files.get(bucket % _GROUPS, [])
-        found = pl.concat([self._empty, *(pl.read_ipc(file) for file in files)])
-        return found.filter(pl.col(self._key) == bucket) if self._shared(bucket) else found
+        named = {plain: name for name, plain in self._plain.items()}
+        found = pl.concat([self._empty, *(_mapped(file).rename(named, strict=False) for file in files)], how="diagonal")
+        # one piece a column: what is gathered from many is gathered slowly
+        return found.filter(pl.col(self._key) == bucket) if self._shared(bucket) else found.rechunk()
 
     def _shared(self, bucket: int) -> bool:
         return any(other % _GROUPS == bucket % _GROUPS for other in self.buckets if other != bucket)
@@ -77,11 +86,22 @@ class Shelf:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="daybreak-shelf-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        for frame in self._held:
+        if self._held:
+            frame = pl.concat(self._held)
+            frame = frame.drop(name for name in frame.columns if frame[name].null_count() == frame.height)
             grouped = frame.with_columns((pl.col(self._key) % _GROUPS).alias(_GROUP))
             for (group,), part in grouped.partition_by(_GROUP, as_dict=True, include_key=False).items():
                 files = self._files.setdefault(int(group), [])
                 file = self._folder / f"{group}-{len(files)}.arrow"
-                part.write_ipc(file, compression="uncompressed")
+                # Arrow's C interface cuts a name at a NUL, which the working columns' names start with
+                part.rename(self._plain, strict=False).write_ipc(file, compression="uncompressed")
                 files.append(file)
-        self._held = []
+        self._held, self._waiting = [], 0
+
+
+def _mapped(file: Path) -> pl.DataFrame:
+    """Read a file without a copy: its pages are the frame's."""
+    with pa.memory_map(str(file)) as source:
+        found = pl.from_arrow(pa.ipc.open_file(source).read_all())
+    assert isinstance(found, pl.DataFrame)
+    return found

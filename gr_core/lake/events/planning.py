@@ -9,6 +9,8 @@ by a bucket and a file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -20,7 +22,7 @@ from gr_core.lake import merging, quarantine
 from gr_core.lake.events import layout, reach
 from gr_core.lake.events.acting import Acting
 from gr_core.lake.events.reach import TO, URI
-from gr_core.lake.events.writing import Writing, clusters
+from gr_core.lake.events.writing import Writing, files_of_clusters
 from gr_core.lake.shelf import Shelf
 from gr_core.refs import Bound, Rows
 from gr_core.schema import action_time
@@ -108,7 +110,7 @@ class Planner:
         near = self._near()
         if self._numbers.replaces and self._numbers.before:
             self._find_gone(near)
-        for part in self._batch.parts():
+        for part in _ahead(self._batch.parts()):
             self._meet(part, self._old(part, near))
         if self._acting is not None:
             for bucket in self._files["bucket"].unique().sort():
@@ -172,21 +174,23 @@ class Planner:
     def _meet(self, part: Part, old: pl.DataFrame) -> None:
         """Turn a part into inserts, updates and surplus."""
         config, events, sums = self._config, part.events, self._sums
-        repeats = events["event_id"].is_in(old["event_id"].implode())
-        told = events.filter(repeats)
-        inserts, files = events.filter(~repeats), part.files.filter(~repeats)
+        inserts, files, found = events, part.files, part.clusters
+        repeats = events["event_id"].is_in(old["event_id"].implode()) if old.height else pl.Series([False])
+        told = events.filter(repeats) if old.height else events.clear()
+        if old.height:
+            inserts, files, found = events.filter(~repeats), files.filter(~repeats), found.filter(~repeats)
         own = layout.in_buckets(self._files, [part.bucket])
         counts = reach.day_counts(own, config, inserts, self._newest, self._gone.take(part.bucket))
         fits = merging.capped(config, inserts, counts)
         if not fits.all():
             sums.surplus.append(self._surplus(inserts.filter(~fits), files.filter(~fits)))
-            inserts, files = inserts.filter(fits), files.filter(fits)
+            inserts, files, found = inserts.filter(fits), files.filter(fits), found.filter(fits)
         if self._acting is not None:
             met = self._acting.meet(inserts, old, told)
             inserts, told = met.inserts, met.told
             self._asked.add(old.select(self._asked.schema.names()))
         self._teach(old, told)
-        self._insert(part.bucket, inserts, files)
+        self._insert(part.bucket, inserts, files, found)
         sums.committed += inserts.height
         sums.repeats += int(repeats.sum())
         sums.counts = sums.counts.plus(part.counts)
@@ -218,14 +222,14 @@ class Planner:
             schema=quarantine.SCHEMA,
         )
 
-    def _insert(self, bucket: int, inserts: pl.DataFrame, files: pl.Series) -> None:
+    def _insert(self, bucket: int, inserts: pl.DataFrame, files: pl.Series, found: pl.Series) -> None:
         """Write new events, with the number of the feed day that they came with."""
         number = pl.repeat(self._numbers.own, inserts.height, eager=True, dtype=pl.Int64)
         if len(self._numbers.days) > 1:
             by_file = pl.Series([self._numbers.days[day] for day in self._batch.file_days], dtype=pl.Int64)
             number = by_file.gather(files)
         rows = inserts.with_columns(number.alias("commit"), pl.lit(self._numbers.own, pl.Int64).alias("updated"))
-        for cluster in clusters(rows):
+        for cluster in files_of_clusters(rows, found):
             self._writing.add(bucket, cluster)
 
     def _rewrite(self, bucket: int) -> None:
@@ -261,3 +265,12 @@ class Planner:
         taken = [pl.when(hit).then(f"{name}_new").otherwise(name).alias(name) for name in labels]
         number = pl.when(hit).then(pl.lit(self._numbers.own, pl.Int64)).otherwise("updated").alias("updated")
         return both.with_columns(*taken, number).select(rows.columns)
+
+
+def _ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """Make the next part while the one before it is worked on; two are in memory at a time."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="daybreak-part") as pool:
+        coming = pool.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = pool.submit(next, parts, None)
+            yield part

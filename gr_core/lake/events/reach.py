@@ -14,8 +14,8 @@ import polars as pl
 
 from gr_core.config import Config
 from gr_core.data.batch import HASH_BITS, polars_schema
+from gr_core.lake.clusters import DAY_US, RECENT_US
 from gr_core.lake.events import layout
-from gr_core.lake.events.writing import DAY_US, RECENT_US
 from gr_core.lake.merging import lake_day
 from gr_core.refs import day_end_us, day_start_us
 

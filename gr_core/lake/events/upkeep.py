@@ -19,8 +19,9 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from gr_core.lake import store
+from gr_core.lake.clusters import RECENT_US
 from gr_core.lake.events import layout
-from gr_core.lake.events.writing import RECENT_US, Writing, clusters
+from gr_core.lake.events.writing import Writing, clusters
 from gr_core.refs import Ref
 
 logger = logging.getLogger("gr_core.lake.events")

@@ -1,8 +1,7 @@
 """Data files of the event table: how rows are laid out in them, and the one commit that makes them visible.
 
 Rows lie sorted by (user_id, shown_at, event_id) in small row groups, so that a few users' rows are read without the
-rest, and in one file only with rows of about the same time, so that a file's statistics rule it out: a night's few
-late rows go into a file of their own, and a long history into one file for each span of days.
+rest, and in one file only with rows of about the same time (`lake.clusters`).
 """
 
 from __future__ import annotations
@@ -22,55 +21,36 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from gr_core.lake import store
+from gr_core.lake.clusters import RECENT_US, clusters_of
 
 logger = logging.getLogger("gr_core.lake.events")
 
-DAY_US = 86_400_000_000
-RECENT_US = 3 * DAY_US  # rows shown earlier than this before a commit's newest are late ones
-SPAN_US = 32 * DAY_US  # of a history in one file
 FILE_ROWS = 2**20
-_FEW_ROWS = 2**15  # late rows that go together, whatever they span
-_ROW_GROUPS = ((2**18, 4096), (FILE_ROWS, 16_384))  # rows of a file up to ..., rows of a row group
+_CLUSTER = "\x00cluster"
+_ROW_GROUPS = ((2**16, 4096), (2**18, 8192), (FILE_ROWS, 16_384))  # rows of a file up to ..., rows of a row group
 _WRITERS = 2  # files written at a time
 _STATISTICS = ("user_id", "shown_at", "commit", "updated")
 
 
 def clusters(rows: pl.DataFrame, recent_us: int = RECENT_US) -> Iterator[pl.DataFrame]:
-    """Split rows into those that go into one file each, their order kept.
+    """Split rows by (user_id, shown_at, event_id) into those of one file each, see `lake.clusters`; order is kept."""
+    found = pl.Series(_CLUSTER, clusters_of(rows["shown_at"].to_physical().to_numpy(), recent_us))
+    split = rows.with_columns(found).partition_by(_CLUSTER, as_dict=True, include_key=False, maintain_order=True)
+    for key in sorted(split):
+        yield from split[key].iter_slices(FILE_ROWS)
+
+
+def files_of_clusters(rows: pl.DataFrame, found: pl.Series) -> Iterator[pl.DataFrame]:
+    """Cut rows that lie by cluster already into those of one file each.
 
     Args:
-        rows: By (user_id, shown_at, event_id), with shown_at.
-        recent_us: Rows shown up to this long before the newest belong together.
+        rows: By cluster, then by (user_id, shown_at, event_id).
+        found: Each row's cluster.
     """
-    if rows.is_empty():
-        return
-    shown = rows["shown_at"].to_physical()
-    first, newest = shown.min(), shown.max()
-    assert isinstance(first, int)
-    assert isinstance(newest, int)
-    if newest - first <= recent_us:
-        yield from _files(rows)
-        return
-    late = shown < newest - recent_us
-    number = int(late.sum())
-    if number <= max(_FEW_ROWS, rows.height - number):
-        yield from _files(rows.filter(~late))
-        yield from _files(rows.filter(late))
-        return
-    span = (shown // SPAN_US).cast(pl.Int16).alias("\x00span")
-    counts = span.value_counts(name="count").sort("\x00span")
-    # neighbouring spans of few rows share a file; one of many has its own
-    small = counts["count"] < _FEW_ROWS
-    runs = counts.with_columns((~small | ~small.shift(1, fill_value=False)).cum_sum().alias("run"))
-    groups = span.to_frame().join(runs, on="\x00span", how="left", maintain_order="left")["run"]
-    split = rows.with_columns(groups.alias("\x00run")).partition_by("\x00run", as_dict=True, include_key=False)
-    for key in sorted(split):
-        yield from _files(split[key])
-
-
-def _files(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    if rows.height:
-        yield from rows.iter_slices(FILE_ROWS)
+    start = 0
+    for length in found.rle().struct.field("len"):
+        yield from rows.slice(start, length).iter_slices(FILE_ROWS)
+        start += length
 
 
 class Writing:
