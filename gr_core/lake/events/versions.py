@@ -204,7 +204,7 @@ class Versions:
                     name="daybreak-events",
                     description=json.dumps({"format": EVENT_FORMAT, "lake": _lake_identity(self.config)}),
                     # nights are found in the log for good, whatever its age
-                    configuration={"delta.enableExpiredLogCleanup": "false"},
+                    configuration={"delta.enableExpiredLogCleanup": "false", "delta.checkpointInterval": "20"},
                     storage_options=self._options,
                 )
         except CommitFailedError:
