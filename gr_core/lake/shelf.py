@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
+from threading import Thread
 
 import polars as pl
 import pyarrow as pa
@@ -40,6 +41,8 @@ class Shelf:
         self._split: dict[int, pl.DataFrame] | None = None
         self._folder: Path | None = None
         self._files: dict[int, list[Path]] = {}
+        self._writer: Thread | None = None
+        self._failed: BaseException | None = None
 
     @property
     def spilled(self) -> bool:
@@ -73,6 +76,7 @@ class Shelf:
                 self._split = {int(key[0]): part for key, part in parts.items()}
             return self._split.get(bucket, self._empty)
         self._spill()
+        self._settle()
         files = self._files.get(bucket % _GROUPS, [])
         named = {plain: name for name, plain in self._plain.items()}
         found = pl.concat([self._empty, *(_mapped(file).rename(named, strict=False) for file in files)], how="diagonal")
@@ -83,20 +87,37 @@ class Shelf:
         return any(other % _GROUPS == bucket % _GROUPS for other in self.buckets if other != bucket)
 
     def _spill(self) -> None:
+        """Write what is held to the folder, beside what the caller does next."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="daybreak-shelf-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         if self._held:
-            frame = pl.concat(self._held)
+            self._settle()
+            self._writer = Thread(target=self._write, args=(self._held, self._folder), name="daybreak-shelf")
+            self._writer.start()
+        self._held, self._waiting = [], 0
+
+    def _settle(self) -> None:
+        """Wait until all that was spilled is written; raises what stopped it."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failed is not None:
+            raise self._failed
+
+    def _write(self, held: list[pl.DataFrame], folder: Path) -> None:
+        try:
+            frame = pl.concat(held)
             frame = frame.drop(name for name in frame.columns if frame[name].null_count() == frame.height)
             grouped = frame.with_columns((pl.col(self._key) % _GROUPS).alias(_GROUP))
             for (group,), part in grouped.partition_by(_GROUP, as_dict=True, include_key=False).items():
                 files = self._files.setdefault(int(group), [])
-                file = self._folder / f"{group}-{len(files)}.arrow"
+                file = folder / f"{group}-{len(files)}.arrow"
                 # Arrow's C interface cuts a name at a NUL, which the working columns' names start with
                 part.rename(self._plain, strict=False).write_ipc(file, compression="uncompressed")
                 files.append(file)
-        self._held, self._waiting = [], 0
+        except BaseException as error:  # noqa: BLE001 -- raised where the rows are asked for
+            self._failed = error
 
 
 def _mapped(file: Path) -> pl.DataFrame:

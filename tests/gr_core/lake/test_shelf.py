@@ -38,3 +38,18 @@ def test_a_bucket_comes_back_in_the_order_it_was_added(
     del shelf
     gc.collect()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stops_a_write_is_raised_where_the_rows_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that could not be put on disk are never passed over."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("the disk is full")
+
+    shelf = Shelf(SCHEMA, limit=0)
+    monkeypatch.setattr(pl.DataFrame, "write_ipc", full)
+    shelf.add(frame(("a", 3)))
+    with pytest.raises(OSError, match="the disk is full"):
+        shelf.take(3)
+    with pytest.raises(OSError, match="the disk is full"):
+        shelf.whole()
