@@ -218,10 +218,11 @@ def rows_of(ids: pl.DataFrame, table: VocabularyTable) -> npt.NDArray[np.int32]:
     """
     unseen = _fallback(pl.col("type"), _fallback_rows(table.fallback_types))
     known = pl.lit(None, pl.Int32)
-    if len(table.ids):
+    asked = table.ids.filter(pl.col("id").is_in(ids["id"].implode()))  # the table may be far larger than a bucket's ids
+    if len(asked):
         row = pl.when(pl.col("row") == CANDIDATE).then("fallback").otherwise("row")
         known = pl.col("id").replace_strict(
-            table.ids["id"], table.ids.select(row).to_series(), default=None, return_dtype=pl.Int32
+            asked["id"], asked.select(row).to_series(), default=None, return_dtype=pl.Int32
         )
     found = ids.select(pl.coalesce(known, unseen)).to_series().to_numpy()
     return np.concatenate([np.asarray([PAD_ROW, UNKNOWN_ROW], np.int32), found])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,8 @@ from gr_core.refs import Bound, PackRef
 from gr_core.stages.sequencing import ROLES, Role, folder_digest, folder_intact
 
 logger = logging.getLogger(__name__)
+
+_LOADING = Lock()
 
 
 def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, Any]:
@@ -71,6 +75,15 @@ def _part_identity(part: dict[str, Any]) -> dict[str, Any]:
     return {key: part[key] for key in ("counts", "digest", "fingerprint")}
 
 
+@lru_cache(maxsize=2)
+def _loaded(uri: str, version: str) -> vocabulary.Vocabulary:
+    """Load a vocabulary once for all buckets of a process; FormatError where it is another version's."""
+    found = vocabulary.load(store.local_copy(uri))
+    if found.version != version:
+        raise FormatError(f"{uri} must hold vocabulary {version}, got {found.version}; restore the folder", where=uri)
+    return found
+
+
 def encode_bucket(
     night: Night, part: dict[str, Any], words: dict[str, Any], bucket: int, name: str = ""
 ) -> dict[str, Any]:
@@ -91,7 +104,8 @@ def encode_bucket(
     folder = night.uri("encode", "encoded", *([name] if name else []), f"bucket-{bucket:05d}")
 
     def work() -> dict[str, Any]:
-        tables = vocabulary.load(store.local_copy(words["uri"])).tables
+        with _LOADING:  # buckets start together
+            tables = _loaded(words["uri"], words["version"]).tables
         ids = store.local_copy(part["uri"])
         with store.directory(folder) as path:
             for feature in features:
