@@ -17,6 +17,7 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions, users
+from gr_core.data.applying import applied
 from gr_core.data.expressions import INSTANT, Wanted
 from gr_core.errors import DataContractError
 from gr_core.lake import quarantine, rawfile
@@ -163,12 +164,13 @@ def _contract(
         for bit, name in enumerate(config.source.action_names)
         if name in flags
     ]
-    frame = raw.with_columns(
-        pl.concat_str([expressions.text(key) for key in keys], separator=":").alias("event_id"),
-        pl.sum_horizontal(bits).cast(pl.Int32).alias("actions"),
-        expressions.instant(time, schema[time.column]).alias("acted_at"),
-        pl.col(time.column).is_null().alias("no_time"),
-    )
+    with applied(values, raw):
+        frame = raw.with_columns(
+            pl.concat_str([expressions.text(key) for key in keys], separator=":").alias("event_id"),
+            pl.sum_horizontal(bits).cast(pl.Int32).alias("actions"),
+            expressions.instant(time, schema[time.column]).alias("acted_at"),
+            pl.col(time.column).is_null().alias("no_time"),
+        )
     # raw columns of these names are no longer needed: key, SQL and time were taken from them at once
     return users.pseudonymised(config, feed, frame).select(
         "event_id", "actions", "acted_at", "no_time", rawfile.PROBLEM

@@ -19,6 +19,7 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions
+from gr_core.data.applying import applied
 from gr_core.data.batch import (
     COMMITTED,
     EVENT_ORDER,
@@ -260,17 +261,21 @@ def contract_rows(
     names = ("user_id", "item_id", "request_id")
     flags = [f"action:{name}" for name in feed.actions]
     ids = [name for name in values if name.startswith("id:")]
-    frame = raw.with_columns(
-        *(expressions.text(values[name]) if name in values else pl.lit(None, pl.String).alias(name) for name in names),
-        *(values[name].expr.cast(pl.Boolean).alias(name) for name in flags),
-        *(expressions.text(value) for value in values.values() if value.name.startswith("side:")),
-        *(expressions.instant(time, schema[time.column]).alias(name) for name, time in times.items()),
-        pl.concat_str([expressions.text(values[name]) for name in ids], separator=":").alias("event_id"),
-        pl.col(shown.column).is_null().alias("no_time"),
-        delay.cast(pl.Float64).alias("delay"),
-        # the raw times of actions, to tell an absent time from an unreadable one
-        *(pl.col(t.column).is_not_null().alias(f"has:{n}") for n, t in times.items() if n != "shown_at"),
-    )
+    with applied(values.values(), raw):
+        frame = raw.with_columns(
+            *(
+                expressions.text(values[name]) if name in values else pl.lit(None, pl.String).alias(name)
+                for name in names
+            ),
+            *(values[name].expr.cast(pl.Boolean).alias(name) for name in flags),
+            *(expressions.text(value) for value in values.values() if value.name.startswith("side:")),
+            *(expressions.instant(time, schema[time.column]).alias(name) for name, time in times.items()),
+            pl.concat_str([expressions.text(values[name]) for name in ids], separator=":").alias("event_id"),
+            pl.col(shown.column).is_null().alias("no_time"),
+            delay.cast(pl.Float64).alias("delay"),
+            # the raw times of actions, to tell an absent time from an unreadable one
+            *(pl.col(t.column).is_not_null().alias(f"has:{n}") for n, t in times.items() if n != "shown_at"),
+        )
     frame = pseudonymised(config, feed, frame)
     frame = _judged(frame, day_end_us(day, config.lake.zone) + source.max_clock_skew_seconds * 1_000_000)
     frame = _action_times(config, feed, frame)

@@ -16,6 +16,7 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig, TableConfig, TimeColumn
 from gr_core.data import actions, contract, expressions, users
+from gr_core.data.applying import applied
 from gr_core.data.contract import REASON
 from gr_core.data.figures import Tally
 from gr_core.lake import rawfile
@@ -216,7 +217,8 @@ def _columns(
 
 
 def _texts(raw: pl.DataFrame, value: expressions.Wanted) -> pl.Series:
-    return _good(raw).select(expressions.text(value)).to_series()
+    with applied([value], rows := _good(raw)):
+        return rows.select(expressions.text(value)).to_series()
 
 
 def _good(raw: pl.DataFrame) -> pl.DataFrame:

@@ -13,6 +13,7 @@ import polars as pl
 
 from gr_core.config import Config, TableConfig
 from gr_core.data import expressions
+from gr_core.data.applying import applied
 from gr_core.lake import rawfile, userkey
 from gr_core.lake.source import SourceFile, list_snapshot, snapshot_of, snapshots
 
@@ -103,7 +104,8 @@ def _read(table: TableConfig, files: list[SourceFile], key: bytes | None) -> pl.
         for value in values:
             expressions.check_value(value, schema, file.uri, table)
         raw = rawfile.read_frame(file.uri, table.format, table.types, expressions.raw_columns(values), schema)
-        part = raw.with_columns(expressions.text(value) for value in values).select(names)
+        with applied(values, raw):
+            part = raw.with_columns(expressions.text(value) for value in values).select(names)
         if key is not None and "on:user_id" in names:
             part = part.with_columns(userkey.stored_users(key, part["on:user_id"]).alias("on:user_id"))
         parts.append(part)

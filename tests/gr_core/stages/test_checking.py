@@ -12,10 +12,11 @@ import pytest
 
 import tests.tiny as tiny
 from gr_core.config import load_config
+from gr_core.errors import DataContractError
 from gr_core.lake import rawfile
 from gr_core.lake.journal import Journal
 from gr_core.report.status import STAGES
-from gr_core.stages import checking
+from gr_core.stages import checking, ingesting
 from tests.feeds import DAY, NOON, make_config, ms, rows, write
 from tests.plain import run
 
@@ -237,3 +238,34 @@ def test_the_power_is_that_of_past_gates_where_there_are_some(tmp_path: Path) ->
     assert value["gate_power"]["users"] == 1200
     assert value["gate_power"]["standard_error"] == pytest.approx(0.004 / 3**0.5)
     assert any("as past gates measured" in found["message"] for found in value["findings"])
+
+
+@pytest.mark.parametrize(
+    ("feed", "key"),
+    [
+        ({"columns": {"user_id": "CAST(secret AS INT)", "item_id": "item"}}, "columns.user_id"),
+        ({"actions": {"click": "secret::int = 1"}}, "actions.click"),
+        ({"side": {"place": "1.0 / (uid - 1)"}}, "side.place"),
+        ({"visibility_delay_seconds": "CAST(secret AS DOUBLE)"}, "visibility_delay_seconds"),
+    ],
+)
+def test_sql_that_some_values_break_is_named_without_them(tmp_path: Path, feed: dict[str, Any], key: str) -> None:
+    """An expression that fits the columns and not what a row holds: the check says so, and the night before it writes."""
+    write(tmp_path / "raw", rows({"secret": "12"}, {"secret": "ada@example.org"}))
+    (told,) = messages(look(tmp_path, feed), "error")
+    assert key in told
+    assert "TRY_CAST" in told
+    assert "ada" not in told
+
+    with pytest.raises(DataContractError, match=key):
+        ingesting.preflight(make_config(tmp_path / "raw", feed), str(tmp_path / "home"), DAY)
+    assert not (tmp_path / "home").exists()
+
+
+def test_side_tables_sql_that_some_values_break_is_named(tmp_path: Path) -> None:
+    """The same of a side table, whose rows the check reads as well."""
+    write(tmp_path / "raw", rows({}))
+    table = {"name": "items", "path": "items.parquet", "on": {"item_id": "vid"}, "side": {"tag": "CAST(tag AS INT)"}}
+    pl.DataFrame({"vid": [7], "tag": ["A"]}).write_parquet(tmp_path / "raw" / "items.parquet")
+    (told,) = messages(look(tmp_path, tables=[table]), "error")
+    assert "source.tables[items].side.tag" in told
