@@ -30,6 +30,7 @@ DONE, FAILED, BAD_INPUT, HELD, NOTHING_DUE = 0, 1, 2, 3, 4
 
 
 PIPED_WIDTH = 150  # columns of a table that no terminal limits
+FIRST_YEAR, LAST_YEAR = 2000, 2261  # times of other years are no events' (`data.expressions.instant`)
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,9 +147,12 @@ def _add_runner(command: argparse.ArgumentParser) -> None:
 
 def _day(text: str) -> Date:
     try:
-        return Date.fromisoformat(text)
+        day = Date.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"a day is written YYYY-MM-DD, got {text!r} ({error})", where="date") from error
+    if not FIRST_YEAR <= day.year <= LAST_YEAR:
+        raise UsageError(f"a lake day is of the years {FIRST_YEAR} to {LAST_YEAR}, got {text}", where="date")
+    return day
 
 
 def _version(text: str) -> int:

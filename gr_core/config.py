@@ -23,7 +23,7 @@ from pydantic import (
 from gr_core.errors import ConfigError
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import ModelConfig
-from gr_core.section import Section
+from gr_core.section import CENTURY_DAYS, Days, Section, Seed
 from gr_core.source_config import (
     ActionConfig,
     FeedConfig,
@@ -66,7 +66,7 @@ class LakeConfig(Section):
     """Units of data parallelism; a user's bucket is stable_hash(user_id, "bucket") % num_buckets."""
     holdout_fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of users that are evaluated only, never trained on (0-1)."""
-    rerun_days: int = Field(default=7, ge=0)
+    rerun_days: Days = 7
     """Days for which vacuum keeps the table versions that nights were pinned to."""
 
     @field_validator("zone")
@@ -82,11 +82,11 @@ class LakeConfig(Section):
 class SequencesConfig(Section):
     """How much of a user a target sees."""
 
-    max_history: int = Field(default=128, ge=1)
+    max_history: int = Field(default=128, ge=1, le=2**20)
     """History tokens a target can see."""
-    max_targets: int = Field(default=64, ge=1)
+    max_targets: int = Field(default=64, ge=1, le=2**20)
     """Target tokens in a segment."""
-    max_age_days: int = Field(default=360, ge=1)
+    max_age_days: int = Field(default=360, ge=1, le=CENTURY_DAYS)
     """Oldest history, counted back from the target's shown_at."""
 
 
@@ -108,11 +108,11 @@ class PackConfig(Section):
     """packed: segments end to end; padded: every segment to the longest of its batch."""
     grouping: Literal["none", "sorted", "bucketed"] = "none"
     """Whether batches hold segments of like lengths (changes what a step sees)."""
-    token_budget: int = Field(default=8192, ge=64)
+    token_budget: int = Field(default=8192, ge=64, le=2**30)
     """Tokens a batch and rank."""
-    time_window_seconds: int | None = Field(default=None, ge=1)
+    time_window_seconds: int | None = Field(default=None, ge=1, le=CENTURY_DAYS * 86_400)
     """Keys older than this, counted back from the query, are not attended to; unset: no window."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Seed of the shuffle of users."""
 
 
@@ -142,7 +142,7 @@ class GateConfig(Section):
     """promote_if_sane: promote when calibrated and NE < 1."""
     cumulative_margin: float = Field(default=0.03, ge=0)
     """Relative NE increase against the last full retrain that must not be exceeded."""
-    num_resamples: int = Field(default=1000, ge=100)
+    num_resamples: int = Field(default=1000, ge=100, le=10**6)
     """Bootstrap resamples."""
 
     @field_validator("calibration")
@@ -158,7 +158,7 @@ class NightlyConfig(Section):
 
     ready_by: str | None = None
     """Local time HH:MM by which the night should be done."""
-    stage_timeout_seconds: int = Field(default=3600, ge=1)
+    stage_timeout_seconds: int = Field(default=3600, ge=1, le=CENTURY_DAYS * 86_400)
     """A stage that runs longer is stopped and retried."""
 
     @field_validator("ready_by")
@@ -242,7 +242,7 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> Config:
             f"config file {path} does not exist (seen from {Path.cwd()}); name one of conf/*.toml with --config",
             where=str(path),
         ) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no TOML, no UTF-8, no name of a file
         raise ConfigError(f"config file {path} cannot be read: {error}", where=str(path)) from error
     for override in overrides or []:
         _apply(raw, override)

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gr_core.checks_config import ChecksConfig
 from gr_core.schema import action_time
-from gr_core.section import Section
+from gr_core.section import Days, Seconds, Section, Seed
 
 MAX_ACTIONS = 31  # the masks are int32, and bit 31 is the sign
 RESERVED = frozenset(
@@ -40,6 +40,7 @@ RESERVED = frozenset(
         "bucket",
     ]
 )
+_KEYS = frozenset(["user_id", "item_id", "request_id", "event_id"])  # text, by which a side table can be joined
 NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
 MAX_NAME = 40
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
@@ -53,7 +54,7 @@ def _delay(value: Any) -> Any:
 
 def _below_root(path: str) -> str:
     parts = path.split("/")
-    if not path or path.startswith("/") or "://" in path or ".." in parts:
+    if not set(parts) - {"", "."} or path.startswith("/") or "://" in path or ".." in parts:
         raise ValueError(
             "must be a path below source.root, such as dt={date}/*.parquet: not empty, not absolute, without '..'; "
             "name another place by source.root"
@@ -85,7 +86,7 @@ class ActionConfig(Section):
 
     name: Name
     """The action's name, used in metric keys."""
-    attribution_window_seconds: int = Field(default=0, ge=0)
+    attribution_window_seconds: Seconds = 0
     """From shown_at on, how long the label may still change; 0: final in the row."""
     supervise: bool = True
     """False: read as input, never trained or evaluated."""
@@ -168,9 +169,9 @@ class TableConfig(Section):
     """File format."""
     types: dict[str, str] = Field(default_factory=dict)
     """Declared raw column types; needed for csv and ndjson."""
-    on: dict[str, str]
-    """Contract column = raw key column of the table."""
-    snapshot_lag_days: int = Field(default=1, ge=0)
+    on: dict[str, str] = Field(min_length=1)
+    """Contract column (user_id, item_id, request_id, event_id, a side feature) = raw key column of the table."""
+    snapshot_lag_days: Days = 1
     """Days until a snapshot counts as complete (only with {date})."""
     missing: Literal["unknown", "quarantine"] = "unknown"
     """An event without a row: null side features, counted; or quarantined."""
@@ -181,7 +182,7 @@ class TableConfig(Section):
 class WorldConfig(Section):
     """The embedded world: a seeded source of raw daily files (gr_core.data.synthetic)."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Seed of the world; another seed is another world."""
     start: Date
     """The world's first day."""
@@ -202,19 +203,19 @@ class SourceConfig(Section):
     """URI or path of the raw files; a relative path is below the working directory."""
     visibility_delay_seconds: Delay = 0.0
     """From shown_at until the event is history: seconds, or SQL over the impression row."""
-    lateness_seconds: int = Field(default=0, ge=0)
+    lateness_seconds: Seconds = 0
     """Added to every attribution window before a label is final."""
-    max_clock_skew_seconds: int = Field(default=7200, ge=0)
+    max_clock_skew_seconds: Seconds = 7200
     """Rows shown later than the end of their feed day by more than this go to quarantine."""
-    daily_cap: int = Field(default=1000, ge=1)
+    daily_cap: int = Field(default=1000, ge=1, le=10**9)
     """Events of a user and lake day beyond it go to quarantine, over all commits."""
     missing_day: Literal["stop", "warn"] = "stop"
     """No file for the day: stop with an error, or warn and go on with what is due."""
     restate: Literal["update", "replace"] = "update"
     """A restated day: rows update the ones they repeat, or replace the whole day: what is not delivered again goes."""
-    restate_days: int = Field(default=0, ge=0)
+    restate_days: int = Field(default=0, ge=0, le=3650)
     """Feed days back whose files are compared with what was read of them; those that changed are read again. 0: none."""
-    dedup_days: int = Field(default=30, ge=0)
+    dedup_days: Days = 30
     """Days back within which a repeated event_id is found, also when its shown_at was restated."""
     pseudonymise_users: bool = False
     """Keep users by a keyed hash of their ids; never changes in a home."""
@@ -266,6 +267,17 @@ class SourceConfig(Section):
         sides += [(f"source.tables[{table.name}].side", name) for table in self.tables for name in table.side]
         for key, name in sides:
             _check_side(f"{key}.{name}", name, names)
+        return self
+
+    @model_validator(mode="after")
+    def _table_keys(self) -> Self:
+        for table in self.tables:
+            unknown = set(table.on) - _KEYS - set(self.side_features)
+            if unknown:
+                raise ValueError(
+                    f"source.tables[{table.name}].on: {sorted(unknown)} are neither {sorted(_KEYS)} nor side features "
+                    f"{self.side_features}, by which tables are joined"
+                )
         return self
 
     def _check_actions_feed(self, feed: FeedConfig) -> None:

@@ -81,6 +81,8 @@ def test_bad_input_is_one_error_before_any_state_changes(
     ("words", "named"),
     [
         (["nightly", "--date", "2025-02-30"], "2025-02-30"),
+        (["nightly", "--date", "9999-12-31"], "9999-12-31"),
+        (["check", "--date", "0001-01-01"], "2000 to 2261"),
         (["nightly", "--nonsense"], "nonsense"),
         (["nightly", "--set", "train.lr=1"], "train.lr"),
         (["nightly", "--next", "0"], "--next"),

@@ -66,6 +66,9 @@ def test_every_shipped_config_loads_and_keeps_its_fingerprint(path: Path) -> Non
         ("model.dropout=nan", ["model.dropout", "nan"]),
         ("nightly.ready_by=24:00", ["nightly.ready_by", "23:59", "24:00"]),
         ("nightly.ready_by=29:59", ["nightly.ready_by", "23:59", "29:59"]),
+        ("source.tables=[{name='t', path='t', on={}, side={x='y'}}]", ["source.tables[t].on", "at least 1"]),
+        ("source.tables=[{name='t', path='t', on={shown_at='k'}, side={x='y'}}]", ["source.tables[t].on", "shown_at"]),
+        ("source.tables=[{name='t', path='t', on={other='k'}, side={x='y'}}]", ["source.tables[t].on", "other"]),
         ("pack", ["--set", "pack"]),
         ("source.feeds.path=x", ["source.feeds.path", "list"]),
     ],
@@ -89,6 +92,35 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", broken):
         with pytest.raises(ConfigError, match=path.name):
             load_config(path)
+    with pytest.raises(ConfigError, match="null byte"):
+        load_config("conf\0.toml")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "source.restate_days",
+        "source.dedup_days",
+        "source.lateness_seconds",
+        "source.max_clock_skew_seconds",
+        "source.daily_cap",
+        "lake.rerun_days",
+        "sequences.max_history",
+        "sequences.max_targets",
+        "sequences.max_age_days",
+        "pack.time_window_seconds",
+        "pack.token_budget",
+        "pack.seed",
+        "gate.num_resamples",
+        "nightly.stage_timeout_seconds",
+    ],
+)
+def test_a_number_that_no_stage_could_count_with_is_refused(key: str) -> None:
+    """A slip of the finger is told with the key and the most there may be, not found by a stage in the night."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(KUAIRAND, [f"{key}={10**20}"])
+    assert key in str(caught.value)
+    assert "less than" in str(caught.value)
 
 
 def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +254,7 @@ def test_an_action_and_a_table_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("owner", ["feeds", "tables"])
-@pytest.mark.parametrize("path", ["/data/*.parquet", "../x/*", "s3://bucket/*", "", "a/b**/*.parquet"])
+@pytest.mark.parametrize("path", ["/data/*.parquet", "../x/*", "s3://bucket/*", "", ".", "./", "a/b**/*.parquet"])
 def test_a_path_of_raw_files_lies_below_the_root(owner: str, path: str) -> None:
     """An absolute path, one that climbs, an empty one and a ** that is no folder are named by their key."""
     values = load_config(KUAIRAND).resolved()
