@@ -6,6 +6,7 @@ the error that says which file, column or dotted key is wrong. Nothing here read
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -194,6 +195,7 @@ def check_time(time: TimeColumn, key: str, schema: Schema, file: str, owner: Fee
     if dtype == pl.Null or dtype.is_(pl.Date) or isinstance(dtype, pl.Datetime):
         return
     if time.format is not None:
+        _check_format(time.format, f"{key}.format")
         usable, expected = dtype == pl.String, f"text in the format {time.format}"
     elif time.unit is not None:
         usable, expected = dtype.is_integer(), f"an integer (unit {time.unit}) or a timestamp"
@@ -246,9 +248,9 @@ def text(wanted: Wanted) -> pl.Expr:
 def instant(time: TimeColumn, dtype: pl.DataType) -> pl.Expr:
     """Return a declared time in microseconds UTC; null where unreadable, before 2000 or beyond 2262.
 
-    Integers count from the epoch in the declared unit. Timestamps with a zone keep their instant; those without one,
-    and text, are wall time in the declared zone (case C5): the earlier of two where clocks go back, null where no
-    such time exists.
+    Integers count from the epoch in the declared unit. Timestamps with a zone, and text whose format reads an offset
+    (Z is one) or epoch seconds, keep their instant; the others are wall time in the declared zone (case C5): the earlier
+    of two where clocks go back, null where no such time exists.
     """
     column = pl.col(time.column)
     if dtype == pl.Null:
@@ -259,17 +261,55 @@ def instant(time: TimeColumn, dtype: pl.DataType) -> pl.Expr:
         kept = pl.when(sane).then(column).cast(pl.Int64)
         us = kept // 1000 if time.unit == "ns" else kept * (1_000_000 // per_second)
         return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    zone, zoned = time.zone, False
     if dtype == pl.String:
-        zoned = time.format is not None and re.search(r"%[:#]*z", time.format) is not None
-        moment = column.str.to_datetime(time.format, time_unit="us", strict=False)
+        moment = _moment(column, time.format)
+        if time.format is not None:
+            zone = _own_zone(time.format) or zone
     else:
         zoned = isinstance(dtype, pl.Datetime) and dtype.time_zone is not None
         moment = column.cast(pl.Datetime("us")) if dtype.is_(pl.Date) else column.dt.cast_time_unit("us")
     if not zoned:
-        moment = moment.dt.replace_time_zone(time.zone, ambiguous="earliest", non_existent="null")
+        moment = moment.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
     moment = moment.dt.convert_time_zone("UTC")
     seconds = moment.dt.epoch("s")
     return pl.when(seconds.is_between(_EARLIEST_SECOND, _LATEST_SECOND)).then(moment)
+
+
+def _moment(column: pl.Expr, text_format: str | None) -> pl.Expr:
+    """Parse text times; an offset may be written in every way there is: +02:00, +0200, +02, Z."""
+    if text_format is not None:
+        text_format = re.sub(r"(?<!%)((?:%%)*)%:?z", r"\1%#z", text_format)
+    return column.str.to_datetime(text_format, time_unit="us", strict=False)
+
+
+@functools.cache
+def _own_zone(text_format: str) -> str | None:
+    """Return the zone of times that tell their own instant by a format's directives; None for wall time.
+
+    Raises:
+        PolarsError: No time can be read by the format.
+    """
+    if "%s" in text_format.replace("%%", ""):  # seconds since the epoch
+        return "UTC"
+    dtype = pl.DataFrame(schema={"t": pl.String()}).select(_moment(pl.col("t"), text_format)).schema["t"]
+    return dtype.time_zone if isinstance(dtype, pl.Datetime) else None
+
+
+def _check_format(text_format: str, key: str) -> None:
+    """Refuse a text format by which no time can be read, or the zone that a text names would be passed over."""
+    try:
+        own = _own_zone(text_format)
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(
+            f"{key}: {text_format!r} reads no time: {_first_line(error)}; mend it, e.g. %Y-%m-%d %H:%M:%S", where=key
+        ) from error
+    if own is None and "%Z" in text_format.replace("%%", ""):
+        raise ConfigError(
+            f"{key}: {text_format!r} would pass over the zone that %Z names; deliver offsets and read them by %z, or write "
+            "the one zone that all texts name as it stands there, and declare it as zone",
+            where=key,
+        )
 
 
 def _wanted(name: str, key: str, sql: str, kind: Kind) -> Wanted:

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from gr_core.errors import ConfigError
 from tests.feeds import NOON, make_config, read, rows, write
 
 
@@ -25,6 +26,9 @@ from tests.feeds import NOON, make_config, read, rows, write
         (pl.Series([NOON.replace(tzinfo=None, hour=8)], dtype=pl.Datetime("us")), {"zone": "America/New_York"}),
         (["2025-06-01 08:00:00"], {"format": "%Y-%m-%d %H:%M:%S", "zone": "America/New_York"}),
         (["2025-06-01T14:00:00+0200"], {"format": "%Y-%m-%dT%H:%M:%S%z", "zone": "America/New_York"}),
+        (["2025-06-01T12:00:00.000Z"], {"format": "%Y-%m-%dT%H:%M:%S%.f%z", "zone": "America/New_York"}),
+        (["2025-06-01T14:00:00+02:00"], {"format": "%+", "zone": "America/New_York"}),
+        (["1748779200"], {"format": "%s", "zone": "America/New_York"}),
     ],
 )
 def test_one_instant_in_every_declaration(tmp_path: Path, values: Any, time: dict[str, Any]) -> None:
@@ -44,3 +48,20 @@ def test_text_times_that_cannot_be_are_bad(tmp_path: Path) -> None:
 
     assert batch.reasons == {"bad_time": 3, "null_time": 1}
     assert batch.events["shown_at"].to_list() == [datetime(2024, 11, 3, 5, 30, tzinfo=UTC)]
+
+
+@pytest.mark.parametrize(
+    ("text_format", "message"),
+    [
+        ("%Y-%m-%d %H:%M:%S %Z", "would pass over the zone that %Z names"),
+        ("%Y-%m-%d %H", "reads no time: .* both hour and minute"),
+    ],
+)
+def test_a_format_that_loses_the_zone_or_reads_no_time_is_refused(
+    tmp_path: Path, text_format: str, message: str
+) -> None:
+    """Case C5: text that names its zone is never taken for wall time of another; the dotted key is told."""
+    write(tmp_path, rows({"ts": "2025-06-01 08:00:00 EST"}))
+    shown = {"column": "ts", "format": text_format, "zone": "America/New_York"}
+    with pytest.raises(ConfigError, match=rf"source\.feeds\[log\]\.shown_at\.format: .*{message}"):
+        read(make_config(tmp_path, {"shown_at": shown}))
