@@ -7,7 +7,6 @@ key=value folders of a path are columns too, where the file has none of that nam
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
@@ -23,13 +22,12 @@ import polars as pl
 
 from gr_core.data.expressions import DECLARED, normal
 from gr_core.errors import ConfigError, DataContractError
-from gr_core.lake import partitions, store
+from gr_core.lake import jsonlines, partitions, store
 
 Format = Literal["parquet", "csv", "ndjson"]
 
 PROBLEM = "\x00problem"  # per row: null, bad_row (no readable record) or bad_value (a value not of its declared type)
 
-_SCALAR = r':\s*(?:"(?:[^"\\]|\\.)*"|[-+.0-9eE]+|true|false|null)'  # a key's value, where it is no list and no record
 _HEAD_BYTES = (2**20, 2**24)  # of a text file's head at least and at most, _LINE_BYTES a row between
 _LINE_BYTES = 1024
 _COUNTED_ROWS = 4096  # whose bytes tell how many rows the rest of a text file has
@@ -113,7 +111,8 @@ def read_frame(
             casts = [pl.col(name).cast(schema[name]) for name in own if frame.schema[name] != schema[name]]
             given = [pl.lit(path[name][1], schema[name]).alias(name) for name in columns if name not in own]
             return frame.with_columns(*casts, *given, pl.lit(None, pl.String).alias(PROBLEM)).select(*columns, PROBLEM)
-        frame = _text_frame(uri, form, own, head)
+        exact = [name for name in own if schema[name] in (pl.String, pl.Int64)]
+        frame = _text_frame(uri, form, own, head, exact)
     except (*_DAMAGED, OSError) as error:
         raise _unreadable(uri, form, error) from None
     typed = [_from_text(name, schema[name]).alias(name) for name in own if schema[name] != pl.String]
@@ -141,7 +140,7 @@ def column_names(uri: str, form: Format, head: int | None = None) -> list[str]:
             return list(_footer(uri))
         if form == "csv":
             return [name for name in _text_frame(uri, form, [], head=1).columns if name != PROBLEM]
-        return _keys(_lines(uri, head))
+        return jsonlines.keys(_lines(uri, head))
     except (*_DAMAGED, OSError) as error:
         raise _unreadable(uri, form, error) from None
 
@@ -253,25 +252,18 @@ def _lines(uri: str, head: int | None = None) -> list[str]:
     return [line for line in text.split("\n") if line.strip()][:head]
 
 
-def _keys(lines: list[str]) -> list[str]:
-    """Return the keys of any record, parsing one line of each shape: lines differ in values more than in keys."""
-    texts = pl.Series("line", [line for line in lines if _is_utf8(line)], dtype=pl.String)
-    shape = pl.col("line").str.replace_all(_SCALAR, ":")
-    found: dict[str, None] = {}
-    for line in texts.to_frame().unique(shape, keep="first", maintain_order=True)["line"]:
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            found |= dict.fromkeys(record if isinstance(record, dict) else [])
-    return list(found)
-
-
 def _shown(text: str) -> str:
     """Return text of a file with its bytes that are no UTF-8 written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = None) -> pl.DataFrame:
-    """Read csv (all columns where none are named) or ndjson as text columns and PROBLEM."""
+def _text_frame(
+    uri: str, form: Format, columns: list[str], head: int | None = None, exact: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Read csv (all columns where none are named) or ndjson as text columns and PROBLEM.
+
+    A record of ndjson whose number in an `exact` column may have been another integer has the PROBLEM bad_value.
+    """
     if form == "csv":
         frame, unread = _csv_frame(uri, head)
         places = pl.int_range(frame.height, eager=True)
@@ -285,9 +277,9 @@ def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = N
         values = series.str.json_decode(record) if columns else series
     except (pl.exceptions.ComputeError, UnicodeEncodeError):
         # one line that is no JSON object fails them all: find such lines, and keep the rest
-        good = [_is_object(line) for line in lines]
+        good = [jsonlines.is_object(line) for line in lines]
         if columns:
-            tried = _decodable([line if ok else "{}" for line, ok in zip(lines, good, strict=True)], record)
+            tried = jsonlines.decodable([line if ok else "{}" for line, ok in zip(lines, good, strict=True)], record)
             good = [ok and decodes for ok, decodes in zip(good, tried, strict=True)]
         if head is not None and not any(good):
             raise
@@ -296,6 +288,10 @@ def _text_frame(uri: str, form: Format, columns: list[str], head: int | None = N
         series = pl.Series("line", kept, dtype=pl.String)
         values = series.str.json_decode(record) if columns else series
     frame = values.struct.unnest() if columns else pl.DataFrame()
+    rounded = jsonlines.rounded(series, exact)
+    if rounded:
+        told = pl.when(pl.int_range(len(lines)).is_in(rounded)).then(pl.lit("bad_value"))
+        return frame.with_columns(problem).with_columns(pl.coalesce(PROBLEM, told).alias(PROBLEM))
     return frame.with_columns(problem)
 
 
@@ -323,39 +319,12 @@ def _mended(content: bytes) -> tuple[bytes, dict[int, str], int]:
     kept, unread, count = lines[:end], dict[int, str](), 0
     for record in reader:
         text = "\n".join(lines[end : reader.line_num])
-        if len(record) > width or not _is_utf8(text):
+        if len(record) > width or not jsonlines.is_utf8(text):
             unread[count] = _shown(text)
             text = "," * (width - 1)
         kept.append(text)
         count, end = count + 1, reader.line_num
     return "\n".join([*kept, ""]).encode("utf-8", "surrogateescape"), unread, count
-
-
-def _is_utf8(text: str) -> bool:
-    return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return _is_utf8(line) and isinstance(json.loads(line, parse_constant=_refuse), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _refuse(token: str) -> None:
-    raise ValueError(f"{token} is no JSON")
-
-
-def _decodable(lines: list[str], record: pl.Struct) -> list[bool]:
-    """Tell which lines Polars decodes, by halves: it refuses some that Python reads, such as a list for text."""
-    try:
-        pl.Series(lines, dtype=pl.String).str.json_decode(record)
-    except pl.exceptions.ComputeError:
-        if len(lines) == 1:
-            return [False]
-        half = len(lines) // 2
-        return _decodable(lines[:half], record) + _decodable(lines[half:], record)
-    return [True] * len(lines)
 
 
 def _from_text(name: str, dtype: pl.DataType) -> pl.Expr:

@@ -109,6 +109,27 @@ def test_one_broken_ndjson_line_costs_one_row(tmp_path: Path, broken: str) -> No
     assert '"id": "b"' in batch.quarantine["row"][0]
 
 
+@pytest.mark.parametrize("kind", ["string", "int64"])
+def test_an_ndjson_id_that_is_a_float_is_never_another_id(tmp_path: Path, kind: str) -> None:
+    """Case C7: beyond 2^53 a float is several integers: bad_value; below it, and where nobody reads it, it is one."""
+    path = raw(tmp_path, "a.ndjson")
+    line = '{"id": "%s", "uid": %s, "ts": %d, "clicked": 1, "größe": %s, "item": "i"}'
+    users = ["9007199254740993", "9007199254740993.0", "1.2345678901234568e+18", "-1E16", "5.0", "9007199254740991.0"]
+    sizes = ["1", "1", "1", "1", "2", "7e22"]
+    lines = [line % (n, user, ms(NOON), size) for n, (user, size) in enumerate(zip(users, sizes, strict=True))]
+    lines.append((line % ("deep", 3, ms(NOON), 1)).replace('"i"}', '"i", "more": {"uid": 1e20}}'))
+    path.write_text("\n".join(lines), encoding="utf-8")
+    types = {**TYPES, "uid": kind}
+    feed = {**TEXT, "types": types, "path": "dt={date}/*", "format": "ndjson"}
+    batch = read(make_config(tmp_path, feed))
+
+    assert sorted(batch.events["user_id"]) == ["3", "5", "9007199254740991", "9007199254740993"]
+    assert batch.reasons == {"bad_value": 3}
+
+    named = {**feed, "types": {**types, "größe": kind}, "side": {"size": '"größe"'}}
+    assert read(make_config(tmp_path, named)).reasons == {"bad_value": 4}
+
+
 def test_one_broken_csv_record_costs_one_row(tmp_path: Path) -> None:
     """Too many fields, in columns that are read or not, and bytes that are no UTF-8: quarantined as they stand."""
     path = raw(tmp_path, "a.csv")
