@@ -5,6 +5,7 @@ In: the config and a day. Out: `SourceFile` values; DataContractError names what
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import logging
@@ -219,10 +220,16 @@ def _listed(config: Config, pattern: str, feed: str, ignore: tuple[str, ...]) ->
 def _local(root: str, pattern: str) -> list[tuple[str, str, int, str]]:
     base = store.local_path(root)
     found = []
-    for path in base.glob(pattern):
-        if path.is_file():
-            stat = path.stat()
-            found.append((path.relative_to(base).as_posix(), str(path), stat.st_size, str(stat.st_mtime_ns)))
+    try:
+        for path in base.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):  # removed since it was seen
+                if path.is_file():
+                    stat = path.stat()
+                    found.append((path.relative_to(base).as_posix(), str(path), stat.st_size, str(stat.st_mtime_ns)))
+    except (OSError, ValueError) as error:  # no right to look, a name too long, a byte that no name has
+        raise DataContractError(
+            f"{store.join(root, pattern)}: cannot be listed: {error}; mend the path or its rights", where=pattern
+        ) from error
     return found
 
 

@@ -74,6 +74,24 @@ def test_a_data_file_without_bytes_is_an_error_that_names_it(tmp_path: Path) -> 
         list_files(config, DAY, config.source.feeds[0])
 
 
+def test_a_path_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    """A name longer than any file's is told as what the config says, and no crash of the check."""
+    config = make_config(tmp_path, {"path": "x" * 300})
+    with pytest.raises(DataContractError, match="cannot be listed"):
+        list_files(config, DAY, config.source.feeds[0])
+
+
+def test_links_to_nothing_and_folders_named_as_files_are_no_data(tmp_path: Path) -> None:
+    """A dangling link, a loop of links and a folder match the glob; none is a file, and the rest of the day is read."""
+    folder = put(tmp_path / f"dt={DAY}" / "part-0.parquet").parent
+    (folder / "gone.parquet").symlink_to(folder / "nowhere")
+    (folder / "loop.parquet").symlink_to(folder / "loop.parquet")
+    (folder / "folder.parquet").mkdir()
+    config = make_config(tmp_path)
+
+    assert [Path(file.uri).name for file in list_files(config, DAY, config.source.feeds[0])] == ["part-0.parquet"]
+
+
 def test_a_new_or_changed_file_is_seen_at_once(tmp_path: Path) -> None:
     """Case C3: nothing is cached, and the identity changes with every file that comes, goes or changes."""
     config = make_config(tmp_path)
