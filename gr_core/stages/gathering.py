@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 Role = Literal["train", "next_day", "holdout"]
 ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
-_ORDER = ("user_id", "shown_at", "event_id")
+_ORDER = (
+    "user_id",
+    "shown_at",
+    "event_id",
+)  # also what tells events apart: an event_id may come again (docs/event_table.md)
 _IS_TARGET = pl.any_horizontal(pl.col(role) != 0 for role in ROLES)
 _SHOWN = _IS_TARGET | pl.col("counted")
 _UNMARKED = (*(pl.lit(0, pl.Int32).alias(role) for role in ROLES), pl.lit(value=False).alias("counted"))
@@ -160,7 +164,7 @@ class Gatherer:
         """Return all that is known of the wanted users, and their floors (user_id, floor), both sorted."""
         own = marked.filter(pl.col("user_id").is_in(wanted.implode()))
         stored = snapshot.read(wanted.filter(~wanted.is_in(whole)))
-        older = stored.rows.join(own.select("event_id"), on="event_id", how="anti")
+        older = stored.rows.join(own.select(_ORDER), on=_ORDER, how="anti")
         older = older.with_columns(*_UNMARKED)
         rows = pl.concat([own, older], how="diagonal").sort(_ORDER)
         floors = wanted.to_frame("user_id").join(stored.floors, on="user_id", how="left")
@@ -189,8 +193,8 @@ class Gatherer:
         version = self.scope.now.delta_version
         read = self.table.read_users(version, bucket=self.bucket, users=users, columns=self._columns)
         if "counted" in rows.columns:
-            marks = rows.filter(_SHOWN).select("event_id", *ROLES, "counted")
-            read = read.join(marks, on="event_id", how="left")
+            marks = rows.filter(_SHOWN).select(*_ORDER, *ROLES, "counted")
+            read = read.join(marks, on=_ORDER, how="left")
             read = read.with_columns(pl.col(ROLES).fill_null(0), pl.col("counted").fill_null(value=False))
         others = rows.filter(~pl.col("user_id").is_in(users))
         return pl.concat([others, read.select(rows.columns)]).sort(_ORDER)
@@ -307,7 +311,7 @@ def _deepened(
     """Put the deep entries of some users under what is known of them; rows and floors stay sorted."""
     deep = snapshot.read(users, deep=True)
     own = rows.filter(pl.col("user_id").is_in(users.implode()))
-    older = deep.rows.join(own.select("event_id"), on="event_id", how="anti")
+    older = deep.rows.join(own.select(_ORDER), on=_ORDER, how="anti")
     if "counted" in rows.columns:
         older = older.with_columns(*_UNMARKED)
     joined = floors.join(deep.floors, on="user_id", how="left", suffix="_deep")

@@ -61,6 +61,7 @@ class World:
     from_store: int = 0
     short: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
+    again: bool = False
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -76,14 +77,20 @@ class World:
             late = int(rng.integers(1, 4)) if rng.random() < 0.15 else 0
             shown = float((day - late) * DAY + rng.integers(0, 96) * 900)
             user = f"u{int(rng.integers(0, 3)) if rng.random() < 0.5 else int(rng.integers(0, 25))}"
-            new.append(self.row(f"d{day}-{number}", user, shown))
+            new.append(self.row(self.name(day, number), user, shown))
         for old in rng.choice(len(self.events), min(5, len(self.events)), replace=False) if self.events else []:
             was = self.events[int(old)]
+            if any(row["event_id"] == was["event_id"] for row in new):
+                continue  # a batch has one row of each
             row = self.row(was["event_id"], was["user_id"], was["shown_at"].timestamp())
             new.append({**row, "visible_at": was["visible_at"]})
-        self.events += [row for row in new if row["event_id"].startswith(f"d{day}-")]
+        self.events += new[:rows]
         made = self.table.ingest(f"night-{day}", batch(self.config, *new), parent=None)
         return make_bound(self.config, made.number, (day + 1) * DAY * US, made.delta_version, None)
+
+    def name(self, day: int, number: int) -> str:
+        """Return an event's id; where ids come again, each does every second day."""
+        return f"d{day % 2}-{number}" if self.again else f"d{day}-{number}"
 
     def row(self, number: str, user: str, shown: float) -> dict[str, Any]:
         """Return a random row of a user."""
@@ -211,6 +218,28 @@ def test_sequences_equal_those_of_all_rows(tmp_path: Path, seed: int, monkeypatc
     if seed == 0:  # a night run again sees the state of its own version or an older one, never a later one
         world.bounds = past[:5]
         world.compare(world.scope(past[5], past[4], past[2]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_event_id_that_comes_again_names_an_event_of_its_own(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further apart than dedup_days it is another event, of the same user or another: none hides or marks another's."""
+    if seed % 2:
+        monkeypatch.setattr(history_rows, "_MOST_HEAD", 1.5)
+        monkeypatch.setattr(history_rows, "_ALL", 1.5)
+        monkeypatch.setattr(gathering, "_LATE_US", DAY * US)
+    world = World(tmp_path, seed, rules(), again=True)
+    world.table.config = world.config = world.config.model_copy(
+        update={"source": world.config.source.model_copy(update={"dedup_days": 0})}
+    )
+    for day in range(1, 7):
+        past = world.bounds
+        world.advance(day, past[-1 - seed % 2] if len(past) > 1 else None, past[-3] if len(past) >= 3 else None)
+
+    events = world.table.read(world.table.delta_version())
+    assert events["event_id"].is_duplicated().sum() > 50
+    assert world.from_store > 30
 
 
 def busy(tmp_path: Path, nights: int = 4) -> World:
