@@ -105,13 +105,24 @@ def is_complete(uri: str) -> bool:
 
 
 def remove_tree(uri: str) -> None:
-    """Remove a folder, first what makes it one, then the rest; with it this machine's copies of all folders below."""
-    remote.remove(uris.join(uri, COMPLETE))
+    """Remove a folder, and before it this machine's copies of it and of all folders below: a kill leaves none of them.
+
+    What makes it a folder goes first of its objects.
+    """
     names = [found.name for found in remote.listing(uri)]
-    remote.remove_objects(uri, names)
     below = [uris.join(uri, name.removesuffix(f"/{COMPLETE}")) for name in names if name.endswith(f"/{COMPLETE}")]
     for folder in [uri, *below]:
         shutil.rmtree(_copies(folder), ignore_errors=True)
+    remote.remove(uris.join(uri, COMPLETE))
+    remote.remove_objects(uri, names)
+
+
+def remove_leftovers() -> None:
+    """Remove what killed processes of this machine had not uploaded yet, or were downloading."""
+    for left in _inside(environment.cache_directory() / _WORK):
+        process = left.name.partition("-")[0]
+        if Path("/proc/self").exists() and not Path("/proc", process).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _described(folder: Path) -> dict[str, dict[str, Any]]:
@@ -183,11 +194,8 @@ def _keep(folder: Path, entry: Path) -> Path:
 
 def _tidy() -> None:
     """Remove the workplaces of dead processes, and the copies that were used longest ago beyond cache_bytes()."""
+    remove_leftovers()
     root = environment.cache_directory()
-    for left in _inside(root / _WORK):
-        process = left.name.partition("-")[0]
-        if Path("/proc/self").exists() and not Path("/proc", process).exists():
-            shutil.rmtree(left, ignore_errors=True)
     spare = environment.cache_bytes()
     versions = [version for copies in _inside(root) if copies.name != _WORK for version in _inside(copies)]
     found = [_measured(entry) for version in versions for entry in _inside(version)]

@@ -228,6 +228,16 @@ class HistoryStore:
         self._sweep([found for found in self._manifests() if found.erasures == erasures])
         return removed
 
+    def is_stale(self, erasures: int) -> bool:
+        """Tell whether files may hold rows from before the newest removal: a killed one may have left them.
+
+        Args:
+            erasures: How often rows have been removed from the event table.
+        """
+        manifests = self._manifests()
+        named = _named(manifests)
+        return any(one.erasures != erasures for one in manifests) or any(n not in named for n in _listed(self.folder))
+
     def _clean(self, version: int, generations: list[Generation]) -> list[Generation]:
         """Merge full levels, and write again what is mostly superseded."""
         for level in range(_BASE):
@@ -288,8 +298,7 @@ class HistoryStore:
 
     def _sweep(self, kept: list[_Manifest]) -> None:
         """Remove manifests that are not kept, then generations that no manifest names."""
-        stay = {_manifest_name(one.version) for one in kept}
-        stay |= {f"{g.name}.{kind}" for one in kept for g in one.generations for kind in ("data", "index")}
+        stay = _named(kept)
         gone = [name for name in _listed(self.folder) if name not in stay]
         for name in sorted(gone, key=lambda name: not name.startswith("manifest-")):
             store.remove(store.join(self.folder, name))
@@ -303,6 +312,12 @@ def bucket_folder(uri: str, bucket: int) -> str:
 def _rules(columns: HistoryColumns, max_history: int) -> dict[str, Any]:
     """Return what a state must have been made by to be used."""
     return {"texts": list(columns.texts), "times": list(columns.times), "max_history": max_history}
+
+
+def _named(manifests: Sequence[_Manifest]) -> set[str]:
+    """Return the names of manifests, and of the files that they name."""
+    files = {f"{g.name}.{kind}" for one in manifests for g in one.generations for kind in ("data", "index")}
+    return files | {_manifest_name(one.version) for one in manifests}
 
 
 def _manifest_name(version: int) -> str:

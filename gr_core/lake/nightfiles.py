@@ -45,6 +45,7 @@ def forget(home: str, user: str, bucket: int) -> dict[str, int]:
         Segments of the user that were removed, by `COUNTED` kind of output.
     """
     root = store.join(home, "nights")
+    store.remove_leftovers(home)
     files = store.listing(root)
     held: Counter[str] = Counter()
     for output, own in _outputs(root, files).items():

@@ -43,6 +43,7 @@ __all__ = [
     "read_range",
     "read_ranges",
     "remove",
+    "remove_leftovers",
     "remove_tree",
     "scan_options",
     "storage_options",
@@ -155,6 +156,12 @@ def remove_tree(uri: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(local_path(uri))
+
+
+def remove_leftovers(uri: str) -> None:
+    """Remove this machine's unfinished copies of folders on an object store, which killed processes left behind."""
+    if not is_local(uri):
+        folders.remove_leftovers()
 
 
 def read_json(uri: str) -> Any:

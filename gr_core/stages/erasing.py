@@ -18,7 +18,7 @@ from gr_core import environment
 from gr_core.config import Config
 from gr_core.data import expressions
 from gr_core.data.users import stored_user
-from gr_core.errors import CommitConflict, DaybreakError, UsageError
+from gr_core.errors import CommitConflict, DaybreakError, FormatError, UsageError
 from gr_core.hashing import bucket_of, is_holdout
 from gr_core.lake import leftovers, nightfiles, pending, quarantine, store, tombstones, userkey
 from gr_core.lake.commits import Commit
@@ -83,23 +83,19 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
 
 
 def _forget_history(config: Config, home: str, user: str, erasures: int, *, removed: bool) -> None:
-    """Take a user out of the derived history store; where it is not of the count before, the bucket is built anew."""
+    """Take a user out of the derived history store; where it is damaged or of another count, the bucket is built anew."""
     rules = sequencing.sequence_rules(config)
     columns, mine = history_columns(rules), bucket_of(user, config.lake.num_buckets)
     for bucket in range(config.lake.num_buckets):
         history = HistoryStore(sequencing.history_uri(home), bucket, columns, rules.max_history)
-        if removed:
-            history.purge([user] if bucket == mine else [], erasures)
-        elif bucket == mine and _is_stale(history.folder, erasures):
+        try:
+            if removed:
+                history.purge([user] if bucket == mine else [], erasures)
+            elif bucket == mine and history.is_stale(erasures):
+                store.remove_tree(history.folder)
+        except FormatError as error:
+            logger.warning("bucket %d: %s; its history store is removed, the next night makes it anew", bucket, error)
             store.remove_tree(history.folder)
-
-
-def _is_stale(folder: str, erasures: int) -> bool:
-    """Tell whether a bucket's store was made before rows were last removed, so that a killed run may have left it."""
-    manifests = [one for one in store.listing(folder) if one.name.endswith(".json")]
-    with contextlib.suppress(ValueError, KeyError):
-        return any(store.read_json(one.uri)["erasures"] != erasures for one in manifests)
-    return True
 
 
 def _trained_on(config: Config, entries: list[Entry], rows: pl.DataFrame, user: str) -> list[int]:
