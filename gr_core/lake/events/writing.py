@@ -96,7 +96,11 @@ class Writing:
         Raises:
             CommitFailedError: Another writer changed the table since; nothing of this is visible.
         """
-        self._finish()
+        try:
+            self._finish()
+        except BaseException:  # a file that could not be written: nothing was asked of the table yet
+            self.discard()
+            raise
         self._table.create_write_transaction(
             [*self._adds, *self._removes], "append", self._whole, ["bucket"], commit_properties=properties
         )

@@ -137,9 +137,12 @@ def test_a_backfilled_day_meets_the_days_that_came_before_it(tmp_path: Path) -> 
     assert made[1].rows == Rows(read=3, committed=1, duplicates=1, quarantined=1)
 
 
-def test_a_write_that_breaks_off_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_buckets", [2, 8])  # the failure is met while files are added, or when all are waited for
+def test_a_write_that_breaks_off_is_never_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_buckets: int
+) -> None:
     """Case C1: the second file of a commit fails: readers see the old state, no file stays, a rerun has all rows."""
-    config = feeds.make_config(tmp_path)
+    config = feeds.make_config(tmp_path, lake={"num_buckets": num_buckets})
     feeds.write(tmp_path, *parts([row("old", "2025-06-01 10:00")]))
     feeds.write(tmp_path, *parts([row(f"n{user}", "2025-06-02 10:00", user) for user in range(9)]), day=NEXT)
     table, _ = ingest(config, tmp_path / "home", DAY)
