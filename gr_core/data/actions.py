@@ -208,10 +208,18 @@ def _quarantine(
     whole, declared = bad.filter(~told), bad.filter(told)
     texts = users.raw_rows(config, feed, file.uri, whole[_PLACE].to_list()) if whole.height else []
     hidden = expressions.user_columns(config.source, feed) if config.source.pseudonymise_users else set()
-    rows = raw.drop(hidden)[declared[_PLACE]].select(pl.struct(pl.all()).struct.json_encode()).to_series()
+    rows = _as_json(raw.drop(hidden)[declared[_PLACE]])
     parts = [
         pl.DataFrame({"reason": reasons, "row": text}, schema={"reason": pl.String, "row": pl.String})
         for reasons, text in ((whole[_REASON], texts), (declared[_REASON], rows))
     ]
     found = pl.concat(parts).with_columns(feed=pl.lit(feed.name), file=pl.lit(file.uri))
     return found.select(quarantine.SCHEMA.names())
+
+
+def _as_json(rows: pl.DataFrame) -> pl.Series:
+    text = pl.struct(pl.all()).struct.json_encode()
+    try:
+        return rows.select(text).to_series()
+    except pl.exceptions.PanicException:
+        return rawfile.numbered(rows).select(text).to_series()

@@ -268,12 +268,24 @@ def instant(time: TimeColumn, dtype: pl.DataType) -> pl.Expr:
             zone = _own_zone(time.format) or zone
     else:
         zoned = isinstance(dtype, pl.Datetime) and dtype.time_zone is not None
-        moment = column.cast(pl.Datetime("us")) if dtype.is_(pl.Date) else column.dt.cast_time_unit("us")
+        kept = _of_sane_years(column, dtype)
+        moment = kept.cast(pl.Datetime("us")) if dtype.is_(pl.Date) else kept.dt.cast_time_unit("us")
     if not zoned:
+        moment = _of_sane_years(moment, pl.Datetime("us"))
         moment = moment.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
     moment = moment.dt.convert_time_zone("UTC")
     seconds = moment.dt.epoch("s")
     return pl.when(seconds.is_between(_EARLIEST_SECOND, _LATEST_SECOND)).then(moment)
+
+
+def _of_sane_years(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    """Keep dates and timestamps that may be times: of others Polars cannot tell the zone's offset, or int64 overflows."""
+    low, high = _EARLIEST_SECOND - 86_400, _LATEST_SECOND  # a day to spare, for wall time
+    if isinstance(dtype, pl.Datetime):
+        low, high = low * _PER_SECOND[dtype.time_unit], high * _PER_SECOND[dtype.time_unit]
+    else:
+        low, high = low // 86_400, high // 86_400
+    return pl.when(column.to_physical().is_between(low, high)).then(column)
 
 
 def _moment(column: pl.Expr, text_format: str | None) -> pl.Expr:

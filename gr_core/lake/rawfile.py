@@ -174,20 +174,51 @@ def raw_rows(uri: str, form: Format, rows: Sequence[int], head: int | None = Non
     """Return single rows, by place in the file, as JSON text: all the file's columns; unreadable lines as they are.
 
     With `head`, as in `read_frame`, no more of the file is read than that.
+
+    Raises:
+        DataContractError: The file is gone, or no longer the one whose rows were told.
     """
+    try:
+        return _raw_rows(uri, form, rows, head) if rows else []
+    except (*_DAMAGED, OSError, IndexError) as error:
+        raise DataContractError(
+            f"{uri}: the file changed while it was read ({type(error).__name__}); run it again once it is delivered",
+            where=uri,
+        ) from None
+
+
+def numbered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return raw rows with numbers for times and dates: far beyond the calendar these cannot be written as text."""
+    return rows.cast({name: _number(dtype) for name, dtype in rows.schema.items() if dtype != _number(dtype)})
+
+
+def _number(dtype: pl.DataType) -> pl.DataType:
+    if isinstance(dtype, pl.List):
+        return pl.List(_number(dtype.inner))  # type: ignore[arg-type]
+    if isinstance(dtype, pl.Array):
+        return pl.Array(_number(dtype.inner), dtype.size)  # type: ignore[arg-type]
+    if isinstance(dtype, pl.Struct):
+        return pl.Struct({field.name: _number(field.dtype) for field in dtype.fields})  # type: ignore[arg-type]
+    return pl.Int64() if dtype.is_temporal() else dtype
+
+
+def _raw_rows(uri: str, form: Format, rows: Sequence[int], head: int | None) -> list[str]:
     if form == "ndjson":
         lines = _lines(uri, head)
         return [_shown(lines[row]) for row in rows]
     unread: dict[int, str] = {}
-    if not rows:
-        return []
     first = 0 if form == "csv" else min(rows)
     if form == "csv":
         frame, unread = _csv_frame(uri, head)
     else:  # the row groups between the outermost rows, and no more
         scan = pl.scan_parquet(_open(uri), hive_partitioning=False, glob=False)
         frame = scan.slice(first, max(rows) - first + 1).collect()
-    found = zip(rows, frame[[row - first for row in rows]].iter_rows(named=True), strict=True)
+    frame = frame[[row - first for row in rows]]
+    try:
+        records = frame.rows(named=True)
+    except (ValueError, OverflowError, pl.exceptions.PanicException):
+        records = numbered(frame).rows(named=True)
+    found = zip(rows, records, strict=True)
     return [unread.get(place) or json.dumps(_plain(row), default=_readable) for place, row in found]
 
 

@@ -15,6 +15,7 @@ from gr_core.data.contract import read_day
 from gr_core.errors import ConfigError, DataContractError
 from gr_core.lake.source import list_files
 from tests import shop
+from tests.feeds import ms
 from tests.shop import BUY, CLICK, DAY, NOON, action, make_config, write_actions
 
 
@@ -93,6 +94,21 @@ def test_broken_rows_go_to_quarantine_with_a_reason(tmp_path: Path) -> None:
     )
     assert told["bad_row"] == '{"req": "r1", "pos"'
     assert '"kind":"click"' in told["clock_skew"]
+
+
+def test_a_time_beyond_the_calendar_costs_its_row(tmp_path: Path) -> None:
+    """Whatever the reason that a row is put aside for, its time is told as the number it is."""
+    columns = {"req": ["r1", "r2", "r3"], "pos": [1, 1, 1], "kind": ["click", "order", "view"]}
+    stamps = pl.Series("at", [ms(NOON), 2**63 - 1, -(2**63) + 1], dtype=pl.Int64).cast(pl.Datetime("ms"))
+    path = tmp_path / f"dt={DAY}" / "a.parquet"
+    path.parent.mkdir()
+    pl.DataFrame(columns).with_columns(stamps).write_parquet(path)
+    feed = {"path": "dt={date}/*.parquet", "format": "parquet", "types": {}, "acted_at": {"column": "at"}}
+    batch = read(make_config(tmp_path, actions=feed))
+
+    assert batch.rows["event_id"].to_list() == ["r1:1"]
+    assert reasons(batch) == {"bad_time": 1, "no_action": 1}
+    assert all(str(2**63 - 1) in row for row in batch.quarantine["row"])
 
 
 def test_keys_meet_as_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import polars as pl
 import pytest
 
 from gr_core.errors import ConfigError
-from tests.feeds import NOON, make_config, read, rows, write
+from tests.feeds import NOON, make_config, ms, read, rows, write
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,34 @@ def test_a_format_that_loses_the_zone_or_reads_no_time_is_refused(
     shown = {"column": "ts", "format": text_format, "zone": "America/New_York"}
     with pytest.raises(ConfigError, match=rf"source\.feeds\[log\]\.shown_at\.format: .*{message}"):
         read(make_config(tmp_path, {"shown_at": shown}))
+
+
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+@pytest.mark.parametrize(
+    ("dtype", "good", "odd"),
+    [
+        (pl.Datetime("ms"), ms(NOON), [MOST, -MOST, 2**53, ms(NOON) * 1000, -ms(NOON) * 1000]),
+        (pl.Datetime("ms", "Asia/Tokyo"), ms(NOON), [MOST, -MOST, 2**53, ms(NOON) * 1000]),
+        (pl.Datetime("us"), ms(NOON) * 1000, [MOST, -MOST, 2**62]),
+        (pl.Datetime("ns"), ms(NOON) * 10**6, [MOST, -MOST]),
+        (pl.Date(), 20_240, [2**31 - 1, -(2**31), 106_751_991, 5_000_000]),
+    ],
+    ids=str,
+)
+def test_timestamps_beyond_the_calendar_cost_their_rows(
+    tmp_path: Path, dtype: pl.DataType, good: int, odd: list[int], zone: str
+) -> None:
+    """Microseconds written as milliseconds, and what no calendar holds, are bad times of one row each."""
+    stamps = pl.Series("ts", [good, *odd], dtype=pl.Int64).cast(dtype)
+    nested = pl.Series("seen", [[stamp] for stamp in [good, *odd]], dtype=pl.List(pl.Int64)).cast(pl.List(dtype))
+    write(tmp_path, rows(*[{}] * len(stamps)).with_columns(stamps, nested))
+    batch = read(make_config(tmp_path, {"shown_at": {"column": "ts", "zone": zone}}))
+
+    assert batch.events["event_id"].to_list() == ["e0"]
+    assert batch.reasons == {"bad_time": len(odd)}
+    kept = [json.loads(row) for row in batch.quarantine["row"]]
+    assert sorted(row["id"] for row in kept) == [f"e{place}" for place in range(1, len(stamps))]
+    assert all(row["ts"] is not None and row["seen"] != [None] for row in kept)

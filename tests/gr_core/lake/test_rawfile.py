@@ -11,6 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from gr_core.errors import DataContractError
+from gr_core.lake import rawfile
 from tests.feeds import DAY, NOON, make_config, ms, read, rows, write
 
 
@@ -181,3 +182,14 @@ def test_names_with_brackets_and_stars_are_files_as_any(tmp_path: Path, form: st
     batch = read(make_config(tmp_path / "raw[1] *", feed))
 
     assert sorted(batch.events["event_id"]) == ["e0", "e1", "e2", "e3", "e4"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "ndjson"])
+def test_a_file_that_changed_under_its_reader_is_an_error_that_names_it(tmp_path: Path, form: rawfile.Format) -> None:
+    """A broken row is looked up again for quarantine: by then its file may be shorter, another, or gone."""
+    path = tmp_path / f"a.{form}"
+    getattr(rows({}), f"write_{form}")(path)
+    for change in (lambda: None, lambda: path.write_bytes(b"\x00"), path.unlink):
+        change()
+        with pytest.raises(DataContractError, match=f"a.{form}: the file changed while it was read"):
+            rawfile.raw_rows(str(path), form, [5])
