@@ -279,7 +279,7 @@ def _beginning(uri: str, rows: int) -> tuple[bytes, int | None]:
 
 def _lines(uri: str, head: int | None = None) -> list[str]:
     # bytes that are no UTF-8 become lone surrogates, which cost their line and no other
-    text = _content(uri, head).decode("utf-8", "surrogateescape")
+    text = _content(uri, head).decode("utf-8", "surrogateescape").removeprefix("\ufeff")  # a byte order mark
     return [line for line in text.split("\n") if line.strip()][:head]
 
 
@@ -297,6 +297,11 @@ def _text_frame(
     """
     if form == "csv":
         frame, unread = _csv_frame(uri, head)
+        twice = [name for name in columns if f"{name}_duplicated_0" in frame.columns]  # as Polars calls the second
+        if twice:
+            raise DataContractError(
+                f"{uri}: the header has {twice[0]} twice, and which is meant cannot be told; mend the file", where=uri
+            )
         places = pl.int_range(frame.height, eager=True)
         told = pl.when(places.is_in(list(unread))).then(pl.lit("bad_row")).alias(PROBLEM)
         return frame.select(columns or pl.all()).with_columns(told)

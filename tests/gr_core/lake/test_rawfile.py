@@ -184,6 +184,31 @@ def test_names_with_brackets_and_stars_are_files_as_any(tmp_path: Path, form: st
     assert sorted(batch.events["event_id"]) == ["e0", "e1", "e2", "e3", "e4"]
 
 
+@pytest.mark.parametrize("form", ["csv", "ndjson"])
+def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path: Path, form: str) -> None:
+    """Exports of some systems begin with one; the first row is as good as the others."""
+    path = raw(tmp_path, f"a.{form}")
+    frame = rows({}, {})
+    getattr(frame, f"write_{form}")(path)
+    path.write_bytes("\ufeff".encode() + path.read_bytes())
+    types = {"id": "string", **dict.fromkeys(["uid", "item", "ts", "clicked", "liked"], "int64")}
+    batch = read(make_config(tmp_path, {"path": "dt={date}/*", "format": form, "types": types}))
+
+    assert (batch.events.height, batch.read) == (2, 2)
+
+
+def test_a_csv_column_that_stands_twice_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    """The first one is not taken in silence; columns that nobody reads may repeat."""
+    path = raw(tmp_path, "a.csv")
+    config = make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "csv"})
+    path.write_text(f"id,uid,item,ts,clicked,liked,x,x\na,1,i,{ms(NOON)},1,0,3,4\n")
+    assert read(config).events.height == 1
+
+    path.write_text(f"id,uid,item,ts,clicked,liked,uid\na,1,i,{ms(NOON)},1,0,2\n")
+    with pytest.raises(DataContractError, match=r"a\.csv: the header has uid twice"):
+        read(config)
+
+
 @pytest.mark.parametrize("form", ["parquet", "csv", "ndjson"])
 def test_a_file_that_changed_under_its_reader_is_an_error_that_names_it(tmp_path: Path, form: rawfile.Format) -> None:
     """A broken row is looked up again for quarantine: by then its file may be shorter, another, or gone."""
