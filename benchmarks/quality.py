@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from rich.console import Console
 
@@ -259,7 +260,8 @@ def _popularity(result: NightResult, event_ids: Sequence[str]) -> npt.NDArray[np
     if night.parent is None:
         raise ValueError(f"night {night.key} has no past days")
     past = night.parent.watermark.to_json() | {"delta_version": result.ingested["bound"]["delta_version"]}
-    return np.asarray(judging.smoothed_counts(night, night.settings, {"watermark": past}, event_ids), np.float64)
+    judged = pl.DataFrame({"event_id": event_ids})
+    return np.asarray(judging.smoothed_counts(night, night.settings, {"watermark": past}, judged), np.float64)
 
 
 def add_world(report: Report, seed: int, judged: Sequence[Mapping[str, Any]]) -> None:

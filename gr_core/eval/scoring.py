@@ -43,6 +43,11 @@ class Scored:
     digest: str
     """SHA-256 of the pack's rows: equal exactly when two scorings saw the same rows."""
 
+    @property
+    def events(self) -> list[tuple[str, int, str]]:
+        """What tells the events apart: user, shown_at (us) and event_id, which may come again (docs/event_table.md)."""
+        return list(zip(self.users, self.time.tolist(), self.event_ids, strict=True))
+
 
 class Scorer:
     """A checkpoint ready to score.

@@ -27,6 +27,7 @@ from gr_core.stages import packing
 logger = logging.getLogger(__name__)
 
 SMOOTHING = 20.0  # events of prior weight in the smoothed counts that a first model must beat
+KEYS = {"user_id": pl.String, "shown_at": pl.Int64, "event_id": pl.String}  # `Scored.events`
 
 
 def any_due(buckets: Sequence[dict[str, Any]]) -> bool:
@@ -191,7 +192,7 @@ def gate(
         names = config.source.action_names
         bit = names.index(config.gate.action)
         known = np.flatnonzero(challenger.label_known >> bit & 1)
-        judged = [challenger.event_ids[row] for row in known.tolist()]
+        judged = pl.DataFrame(challenger.events, schema=KEYS, orient="row")[known]
         decision = gates.decide(
             gates.Scores.of(rival, bit) if rival else None,
             gates.Scores.of(challenger, bit),
@@ -246,24 +247,22 @@ def score_champion(
 
 def _aligned(rival: scoring.Scored, challenger: scoring.Scored) -> scoring.Scored:
     """Return the champion's scores in the challenger's row order; equal row sets get equal digests."""
-    place = {event: row for row, event in enumerate(rival.event_ids)}
-    if len(place) != len(challenger.event_ids) or any(event not in place for event in challenger.event_ids):
+    place, events = {event: row for row, event in enumerate(rival.events)}, challenger.events
+    if len(place) != len(events) or any(event not in place for event in events):
         return rival  # other rows: the digests differ, and the gate holds and says so
-    order = np.array([place[event] for event in challenger.event_ids], np.int64)
+    order = np.array([place[event] for event in events], np.int64)
     return replace(
-        rival,
+        challenger,
         logits=rival.logits[order],
         labels=rival.labels[order],
         label_known=rival.label_known[order],
-        time=rival.time[order],
-        users=[rival.users[row] for row in order.tolist()],
-        event_ids=list(challenger.event_ids),
-        digest=challenger.digest,
+        actions=rival.actions,
+        action_bits=rival.action_bits,
     )
 
 
-def smoothed_counts(night: Night, config: Config, trained: dict[str, Any], event_ids: Sequence[str]) -> Any:
-    """Return the gate action's smoothed item rate for each holdout event: the mark a first model must beat.
+def smoothed_counts(night: Night, config: Config, trained: dict[str, Any], judged: pl.DataFrame) -> Any:
+    """Return the gate action's smoothed item rate of each event in `judged` (some of KEYS): the mark a first model must beat.
 
     Counts what trained users did up to the night's bound; item rate = (positives + k * overall) / (events + k).
     """
@@ -282,8 +281,8 @@ def smoothed_counts(night: Night, config: Config, trained: dict[str, Any], event
     seen = events.filter(inside).with_columns(label=(pl.col("actions") & bit != 0).cast(pl.Float64))
     overall = float(seen["label"].mean() or 0.0)  # type: ignore[arg-type]  # a float column's mean
     rates = seen.group_by("item_id").agg(rate=(pl.col("label").sum() + SMOOTHING * overall) / (pl.len() + SMOOTHING))
-    wanted = pl.DataFrame({"event_id": list(event_ids)}, schema={"event_id": pl.String})
-    joined = wanted.join(events.select("event_id", "item_id"), on="event_id", how="left", maintain_order="left")
+    items = events.select("user_id", pl.col("shown_at").dt.epoch("us"), "event_id", "item_id")
+    joined = judged.join(items, on=judged.columns, how="left", maintain_order="left")
     joined = joined.join(rates, on="item_id", how="left", maintain_order="left")
     return joined["rate"].fill_null(overall).to_numpy()
 
