@@ -11,6 +11,7 @@ import pytest
 
 import tests.tiny as tiny
 from gr_core.config import load_config
+from gr_core.data import vocabulary
 from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.lake.journal import Journal, champion, nights
 from gr_core.night import open_night
@@ -225,7 +226,7 @@ def test_a_champion_that_is_not_the_parent_is_scored_by_its_own_vocabulary(tmp_p
     rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
     wrong = judging.score(night, chosen.checkpoint, done["pack"]["holdout"], done["vocabulary"])
     payload = judging.registered(journal_of(home).entries(), 2)
-    own = {"uri": payload["vocabulary"], "version": "own"}
+    own = {"uri": payload["vocabulary"], "version": vocabulary.load(Path(payload["vocabulary"])).version}
     rows = packing.encode_pack(night, done["ingest"], done["sequences"], own, "holdout", name="check")
     right = judging.score(night, chosen.checkpoint, rows, own)
     scored = judging.score_champion(night, chosen, *rest)
