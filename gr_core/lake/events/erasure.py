@@ -174,14 +174,13 @@ def _holds(path: str, user: str) -> bool:
 
 def _scrub_log(table: DeltaTable, uri: str, user: str, live: set[str]) -> None:
     """Take a user's id out of the statistics that the log keeps of deleted files; checkpoints are made anew."""
-    log, needle = store.join(uri, "_delta_log"), json.dumps(user)[1:-1].encode()
+    log, spellings = store.join(uri, "_delta_log"), _spellings(user)
     names = _names(log)
     for name in names:
         if not name.endswith(".json") or name.startswith("_"):
             continue
         content = store.read_bytes(store.join(log, name))
-        # statistics are JSON text inside JSON text
-        if needle not in content and json.dumps(needle.decode())[1:-1].encode() not in content:
+        if not any(spelling in content for spelling in spellings):
             continue
         lines = [_scrubbed(line, user, live) for line in content.splitlines()]
         store.write_bytes(store.join(log, name), b"\n".join(lines) + b"\n")
@@ -192,6 +191,13 @@ def _scrub_log(table: DeltaTable, uri: str, user: str, live: set[str]) -> None:
         for name in checkpoints:
             if not name.startswith(kept):
                 store.remove(store.join(log, name))
+
+
+def _spellings(user: str) -> set[bytes]:
+    """Return how the log may spell an id: statistics are JSON text inside JSON text, and either may have escapes."""
+    once = {json.dumps(user, ensure_ascii=escapes)[1:-1] for escapes in (False, True)}
+    twice = {json.dumps(text, ensure_ascii=escapes)[1:-1] for text in once for escapes in (False, True)}
+    return {text.encode() for text in once | twice}
 
 
 def _scrubbed(line: bytes, user: str, live: set[str]) -> bytes:

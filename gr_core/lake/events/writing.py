@@ -155,9 +155,9 @@ def _told(frame: pl.DataFrame) -> str:
         frame.select(getattr(pl.col(name), what)() for name in named).row(0, named=True) for what in ("min", "max")
     )
     nulls = {name: int(frame[name].null_count()) for name in named}
-    return json.dumps(
-        {"numRecords": frame.height, "minValues": _plain(low), "maxValues": _plain(high), "nullCount": nulls}
-    )
+    told = {"numRecords": frame.height, "minValues": _plain(low), "maxValues": _plain(high), "nullCount": nulls}
+    # no \u escapes: deltalake reads pairs of them wrongly from U+20000 on, and passes over files of such users
+    return json.dumps(told, ensure_ascii=False)
 
 
 def _plain(values: dict[str, object]) -> dict[str, object]:

@@ -72,6 +72,26 @@ def test_a_forgotten_user_is_in_no_file(tmp_path: Path) -> None:
     assert events.erasures() == 1
 
 
+@pytest.mark.parametrize("user", ["\U00020bb7\u91ce", "zo\u00eb", 'a"b\\c', "a\tb", "\U0001f600"])
+def test_an_id_of_any_letters_leaves_the_log(tmp_path: Path, user: str) -> None:
+    """However JSON spells an id inside JSON, what the log says of deleted files does not tell it."""
+    config = make_config()
+    events = table(tmp_path, config)
+    for number in (1, 2):
+        events.ingest(
+            f"n{number}", batch(config, event(f"own-{number}", user), event(f"e{number}", OTHER)), parent=None
+        )
+
+    def told() -> str:
+        logs = (tmp_path / "lake" / "events" / "_delta_log").glob("*.json")
+        actions = [json.loads(line) for path in logs for line in path.read_bytes().splitlines()]
+        return repr([json.loads(action["add"]["stats"]) for action in actions if "add" in action])
+
+    assert repr(user)[1:-1] in told()
+    assert forget(events, user) == 2
+    assert repr(user)[1:-1] not in told()
+
+
 def test_the_version_is_marked_and_counted(tmp_path: Path) -> None:
     """One Delta commit removes him, with its number and the rows in its metadata, and nothing of who he was."""
     events = filled(tmp_path)

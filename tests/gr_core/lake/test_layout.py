@@ -31,6 +31,17 @@ def nights(path: Path) -> EventTable:
     return events
 
 
+def test_users_of_any_letters_are_found_by_the_statistics(tmp_path: Path) -> None:
+    """Ids from every plane of Unicode, long ones and those of control characters: each is in the file that is opened."""
+    users = ["\U0010ffff", "\U0010ffff" * 40, "\U00020bb7", "\U0001f600", "\uffff", "\x00", "a" * 5000, 'a"\\b', "\n"]
+    config = make_config()
+    for place, user in enumerate(users):
+        events = table(tmp_path / str(place), config)
+        events.ingest("n", batch(config, event("e", user), event("f", "0", bucket=bucket_of(user, 4))), parent=None)
+        read = events.read_users(events.delta_version(), bucket=bucket_of(user, 4), users=[user])
+        assert read["event_id"].to_list() == ["e"], repr(user[:9])
+
+
 @pytest.mark.parametrize("commit_after", [0, 2, 4])
 @pytest.mark.parametrize("shown_day", [None, 0, 3])
 @pytest.mark.parametrize("updated_after", [None, 3])
