@@ -114,8 +114,11 @@ def _same(value: Any, user: str) -> bool:
         return False
     if str(value) == user:
         return True
+    if not re.fullmatch(r"-?[0-9]+", user):
+        return False
     try:
-        return float(value) == float(user) and user.lstrip("-").isdecimal()
+        # exactly: as floats two ids above 2**53 would be one
+        return int(user) == (int(value) if re.fullmatch(r"-?[0-9]+", str(value)) else float(value))
     except (ValueError, OverflowError):
         return False
 

@@ -35,6 +35,13 @@ def test_raw_rows_are_found_by_the_column_of_the_users_id(tmp_path: Path) -> Non
     assert found(config, frame, "7") == [True, True, True, False, False, False]
 
 
+def test_neighbours_among_large_ids_are_told_apart(tmp_path: Path) -> None:
+    """Ids above 2**53 that are one as floats are two users."""
+    frame = rows({"uid": 2**53 + 1}, {"uid": 2**53}, {"uid": str(2**53)}, {"uid": f"00{2**53 + 1}"}, {"uid": "x"})
+
+    assert found(make_config(tmp_path), frame, str(2**53 + 1)) == [True, False, False, True, False]
+
+
 def test_contract_rows_are_found_by_user_id(tmp_path: Path) -> None:
     """Rows over the daily cap, and retracted ones, stand in the contract's own columns."""
     frame = rows({"user_id": "u7", "event_id": "e"}, {"user_id": "u8", "item_id": "u7"})
