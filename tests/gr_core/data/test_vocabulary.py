@@ -44,7 +44,7 @@ def encode(items: list[str | None], vocabulary: Vocabulary, kinds: list[str | No
 
 
 def test_example_8_stable_hashes() -> None:
-    """Bucket and holdout of five ids, to the last digit, integers as their decimal text."""
+    """Case D3: bucket and holdout of five ids, to the last digit, integers as their decimal text."""
     table = [
         ("0", 10713941634077555750, 6, 38, 0.793333),
         ("1", 11752012975267695695, 7, 15, 0.681855),
