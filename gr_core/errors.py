@@ -30,8 +30,8 @@ class DaybreakError(Exception):
         self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keep `where` across processes (exceptions pickle by positional arguments only)."""
-        return (_rebuild, (type(self), self.message, self.where))
+        """Keep `where` and the notes, which name the stage, across processes (of itself only arguments are kept)."""
+        return (_rebuild, (type(self), self.message, self.where), {"__notes__": list(getattr(self, "__notes__", []))})
 
 
 def _rebuild(kind: type[DaybreakError], message: str, where: str | None) -> DaybreakError:
