@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases, print, and return 1 if a figure misses its goal, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cases", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--only", choices=list(CASES), nargs="+", help="some of the cases")
+    parser.add_argument("--only", choices=list(CASES), nargs="+", type=str.lower, help="some of the cases")
     parser.add_argument("--work", type=Path, help="folder for feeds and homes (default: the system's temporary folder)")
     parser.add_argument("--json", action="store_true", help="print exactly one object on stdout")
     options = parser.parse_args(arguments)

@@ -59,7 +59,8 @@ def bucket_runner(runner: Runner) -> Iterator[MapBuckets]:
         from prefect_ray.context import remote_options
     except ImportError as error:
         raise UsageError(
-            "--runner ray needs the optional packages ray and prefect-ray: pip install 'daybreak[ray]'", where="runner"
+            "--runner ray needs the optional packages ray and prefect-ray: pip install -e '.[ray]' in the checkout",
+            where="runner",
         ) from error
     with get_client(sync_client=True) as client:
         # without it each worker would start a Prefect server of its own

@@ -163,8 +163,8 @@ def _need_boto3(home: str) -> None:
     server = os.environ.get("MLFLOW_TRACKING_URI", "").startswith(("http://", "https://"))
     if not server and importlib.util.find_spec("boto3") is None:
         raise UsageError(
-            f"{home}: MLflow keeps artifacts on s3:// with boto3, which is not installed; pip install 'daybreak[s3]', "
-            "or set MLFLOW_TRACKING_URI to a server that serves artifacts",
+            f"{home}: MLflow keeps artifacts on s3:// with boto3, which is not installed; pip install -e '.[s3]' in the "
+            "checkout, or set MLFLOW_TRACKING_URI to a server that serves artifacts",
             where=home,
         )
 

@@ -75,7 +75,11 @@ def parse_sql(text: str, key: str) -> pl.Expr:
         expr = pl.sql_expr(text)
         plain = not expr.meta.has_multiple_outputs() and "subplan" not in str(expr)
     except pl.exceptions.PolarsError as error:
-        raise ConfigError(f"{key}: {text!r} is not valid SQL: {_first_line(error)}; mend it", where=key) from error
+        raise ConfigError(
+            f"{key}: {text!r} is not valid SQL: {_first_line(error)}; mend it (a column whose name is no plain word stands "
+            "in double quotes, such as '\"User ID\"')",
+            where=key,
+        ) from error
     if not plain or _OTHER_ROWS.search(_QUOTED.sub("''", text)):
         raise ConfigError(
             f"{key}: {text!r} must give one value from one row; leave out aggregates, windows and subqueries", where=key

@@ -49,6 +49,24 @@ def clean(config: Config, lake: str, user: str) -> int:
     return removed
 
 
+def retracted(config: Config, root: str, user: str) -> set[int]:
+    """Return the commits that were retracted with rows of a user, as the lake's quarantine has them.
+
+    Args:
+        config: The run's config.
+        root: URI of the quarantine.
+        user: The id as the event table has it.
+    """
+    found: set[int] = set()
+    for one in store.listing(root):
+        if not one.name.endswith(".parquet"):
+            continue
+        rows = pl.read_parquet(io.BytesIO(store.read_bytes(one.uri))).filter(pl.col("reason") == "retracted")
+        own = rows.filter(quarantined(config, rows, user))["row"].to_list()
+        found |= {int(row["commit"]) for row in map(_parse, own) if row is not None and "commit" in row}
+    return found
+
+
 def quarantined(config: Config, rows: pl.DataFrame, user: str) -> pl.Series:
     """Tell which quarantined rows (`quarantine.SCHEMA`) are a user's: one boolean a row."""
     feeds = {feed.name: feed for feed in config.source.feeds}

@@ -156,7 +156,7 @@ def _newest(records: Sequence[NightRecord], best: Champion | None) -> list[dict[
     if newest is None:
         return []
     if newest.state in ("failed", "cancelled"):
-        again = f"run `daybreak nightly --date {newest.date}` again"
+        again = f"run `daybreak nightly --date {newest.date}` again, with the same --config and --home"
         return [_finding("error", newest.key, f"night {newest.key} {_trouble(newest)}; {again}")]
     is_champion = best is not None and best.version == newest.version
     if newest.is_finished and newest.decision == "hold" and not is_champion:

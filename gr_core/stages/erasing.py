@@ -27,7 +27,7 @@ from gr_core.lake.history import HistoryStore
 from gr_core.lake.journal import Entry, Journal, champion, previous, versions
 from gr_core.lake.lineage import Lineage
 from gr_core.lake.lock import night_lock
-from gr_core.refs import Bound
+from gr_core.refs import NEVER, Bound
 from gr_core.stages import sequencing
 from gr_core.stages.gathering import history_columns
 
@@ -63,7 +63,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
     userkey.check(config, home, started=table.exists())
     with _alone(home, "forget"):
         entries = journal.entries()
-        trained = _trained_on(config, entries, erasure.user_rows(table.at, own, buckets), own)
+        trained = _trained_on(config, entries, table, own)
         stone = tombstones.add(lake, own, buckets, at_us=at_us, versions=trained)
         rows = {"events": erasure.forget_rows(table.at, table.uri, own, buckets)}
         leftovers.clean(config, lake, own)
@@ -76,6 +76,10 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
         logger.warning("there is no night in %s yet: only the tombstone was written", home)
     if not _user_features(config):
         logger.info("no embedding table is keyed by users, so there is no row to reset")
+    if not any(rows.values()) and not stone["versions"] and entries:
+        logger.warning(
+            "this home holds nothing of that id; ids are matched as the feed has them: was it the right one?"
+        )
     lineage = Lineage.of(entries)
     held = _still_held_by(config, sorted(lineage.descendants(stone["versions"])))
     logger.info("forgotten: events %d, sequences %d, packs %d", *(rows[key] for key in ("events", *nightfiles.COUNTED)))
@@ -98,12 +102,32 @@ def _forget_history(config: Config, home: str, user: str, erasures: int, *, remo
             store.remove_tree(history.folder)
 
 
-def _trained_on(config: Config, entries: list[Entry], rows: pl.DataFrame, user: str) -> list[int]:
-    """Return the versions whose lineage was trained on a user's events; none for a holdout user."""
-    if rows.is_empty() or is_holdout(user, config.lake.holdout_fraction):
+def _trained_on(config: Config, entries: list[Entry], table: EventTable, user: str) -> list[int]:
+    """Return the versions whose lineage was trained on a user's events; none for a holdout user.
+
+    A version is asked about the rows that its own night read, as long as those files are there: by now they may have been
+    retracted or replaced. Where they are gone, about the rows of today and what a retraction put aside.
+    """
+    if is_holdout(user, config.lake.holdout_fraction):
         return []
-    points = list(rows.select("commit", pl.col("shown_at").dt.timestamp("us")).unique().iter_rows())
-    return sorted(v.version for v in versions(entries).values() if any(_used(v.watermark, *point) for point in points))
+    buckets = config.lake.num_buckets
+    today = _points(erasure.user_rows(table.at, user, buckets))
+    today |= {(commit, NEVER) for commit in leftovers.retracted(config, table.quarantine_uri, user)}
+    found = []
+    for version in versions(entries).values():
+        points = today
+        # where that version cannot be read any more, today's rows have to do
+        with contextlib.suppress(FormatError, OSError, pl.exceptions.PolarsError):
+            rows = erasure.user_rows(lambda _, v=version: table.at(v.watermark.delta_version), user, buckets)
+            points = today | _points(rows)
+        if any(_used(version.watermark, *point) for point in points):
+            found.append(version.version)
+    return sorted(found)
+
+
+def _points(rows: pl.DataFrame) -> set[tuple[int, int]]:
+    """Return the distinct (commit, shown_at in us) of rows."""
+    return set(rows.select("commit", pl.col("shown_at").dt.timestamp("us")).unique().iter_rows())
 
 
 def _used(watermark: Bound, commit: int, shown_us: int) -> bool:

@@ -90,5 +90,5 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
 
-    with pytest.raises(UsageError, match=r"daybreak\[ray\]"), bucket_runner("ray"):
+    with pytest.raises(UsageError, match=r"\.\[ray\]"), bucket_runner("ray"):
         pass

@@ -333,6 +333,10 @@ def _log(made: Commit) -> None:
         *(made.night, made.number, rows.read, rows.committed, rows.duplicates, rows.quarantined),
         f" ({why})" if why else "",
     )
+    if made.replaced:
+        logger.info(
+            "night %s: %d rows left the table with the restated days they had come with", made.night, made.replaced
+        )
 
 
 def _record(batch: Batch | SpilledBatch, plan: Plan, numbers: Numbers, night: str) -> Commit:

@@ -194,6 +194,23 @@ def test_retracting_the_first_day_leaves_no_parent(world: tuple[Path, Path, Path
     assert run(config, home, THIRD, stop_after="ingest")[0].parent is None
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["old-files-there", "old-files-gone"])
+def test_a_forgotten_user_is_still_held_by_versions_that_retracted_rows_trained(
+    world: tuple[Path, Path, Path], home: Path, *, gone: bool
+) -> None:
+    """His rows of a retracted day are in no table any more, and yet the weights of its night were made of them."""
+    config = world[0]
+    retract(config, home, FIRST)
+    if gone:
+        newest = table_of(config, home).at()
+        assert newest is not None
+        newest.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
+    held = [one["what"] for one in forget(config, home)["still_held_by"]]
+
+    assert [what.split(":")[0] for what in held if what.startswith("model")] == ["model version 1", "model version 2"]
+
+
 @pytest.mark.parametrize(
     ("asked", "match"),
     [
