@@ -47,7 +47,7 @@ class Feed:
     """The last of them is the first night's."""
     seed: int = 0
     num_buckets: int | None = None
-    """lake.num_buckets; None: one for two and a half million events, at least two."""
+    """lake.num_buckets; None: the default of 8, and one for two and a half million events."""
     num_users: int | None = None
     """Users with an event, about; None: as many as `EVENTS_A_USER` gives."""
 
@@ -59,7 +59,7 @@ class Feed:
     @property
     def buckets(self) -> int:
         """lake.num_buckets."""
-        return self.num_buckets or max(2, -(-self.num_events // 2_500_000))
+        return self.num_buckets or max(8, -(-self.num_events // 2_500_000))
 
     @property
     def first_night(self) -> date:
