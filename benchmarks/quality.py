@@ -38,7 +38,7 @@ from gr_core.eval import metrics
 from gr_core.eval.scoring import Scored
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
-from gr_core.stages import judging, training
+from gr_core.stages import gating, judging, training
 
 CONF = Path(__file__).parent.parent / "conf"
 KUAIRAND_FIRST = Date(2022, 4, 25)
@@ -261,7 +261,7 @@ def _popularity(result: NightResult, event_ids: Sequence[str]) -> npt.NDArray[np
         raise ValueError(f"night {night.key} has no past days")
     past = night.parent.watermark.to_json() | {"delta_version": result.ingested["bound"]["delta_version"]}
     judged = pl.DataFrame({"event_id": event_ids})
-    return np.asarray(judging.smoothed_counts(night, night.settings, {"watermark": past}, judged), np.float64)
+    return np.asarray(gating.smoothed_counts(night, night.settings, {"watermark": past}, judged), np.float64)
 
 
 def add_world(report: Report, seed: int, judged: Sequence[Mapping[str, Any]]) -> None:

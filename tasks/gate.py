@@ -1,9 +1,9 @@
-"""Champion against challenger; the decision goes to the journal. Policy only; the body is gr_core.stages.judging.gate."""
+"""Champion against challenger; the decision goes to the journal. Policy only; the body is gr_core.stages.gating.gate."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gr_core.stages import judging
+from gr_core.stages import gating
 from tasks.policy import RETRIES, RETRY_DELAYS, is_transient
 
 gate = task(
@@ -14,4 +14,4 @@ gate = task(
     retry_delay_seconds=RETRY_DELAYS,
     retry_condition_fn=is_transient,
     cache_policy=NO_CACHE,
-)(judging.gate)
+)(gating.gate)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gr_core.config import load_config
 from gr_core.night import Night, open_night
-from gr_core.stages import ingesting, judging, packing, sequencing, training
+from gr_core.stages import gating, ingesting, judging, packing, sequencing, training
 
 STAGES = ("ingest", "sequences", "vocabulary", "encode", "pack", "train", "evaluate", "register", "gate", "finish")
 
@@ -50,6 +50,6 @@ def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR091
             return judging.register(night, done["ingest"], done["train"], done["evaluate"], done["vocabulary"])
         case "gate":
             rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
-            return judging.gate(night, done["register"], done["train"], *rest)
+            return gating.gate(night, done["register"], done["train"], *rest)
         case _:
             return judging.finish(night, {**done, "pack": [*done["encode"], *done["pack"].values()]})

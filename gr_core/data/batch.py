@@ -7,6 +7,7 @@ A day of usual size lies in memory as one frame (`Batch`); of a large one only a
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -72,7 +73,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivered(Tallied):
+class Delivered(Tallied, ABC):
     """What `Batch` and `SpilledBatch` share."""
 
     feed: str
@@ -114,17 +115,17 @@ class Delivered(Tallied):
         """Return the files that `Part.files` counts through."""
         return self.uris
 
+    @abstractmethod
     def parts(self) -> Iterator[Part]:
         """Go through the buckets that have events, ascending; may be repeated."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keys(self) -> pl.DataFrame:
         """Return each pair of hash (uint64: event_id's without its lowest HASH_BITS bits) and bucket, in any order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def newest_us(self) -> int | None:
         """Return the newest shown_at in microseconds since the epoch; None without an event."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,28 +122,6 @@ class PackMeta:
     fingerprint: str = ""
 
 
-def concat_segments(parts: Sequence[Segments]) -> Segments:
-    """Put the segments of several buckets end to end.
-
-    Args:
-        parts: At least one; all with the same columns.
-
-    Returns:
-        One `Segments` in the given order.
-
-    Raises:
-        ValueError: No part is given.
-    """
-    if not parts:
-        raise ValueError("concat_segments needs at least one part; write a pack of an empty bucket instead")
-    return Segments(
-        columns={name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
-        lengths=np.concatenate([part.lengths for part in parts]),
-        users=[user for part in parts for user in part.users],
-        event_ids=pa.concat_arrays([_text(part.event_ids) for part in parts]),
-    )
-
-
 def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
     """Make batches of segments and write the pack.
 
@@ -193,9 +171,6 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
             writer.targets(event_ids, ordered, supervised, bounds)
 
     index = {
-        "format": PACK_FORMAT,
-        "tokens": meta.tokens,
-        "role": meta.role,
         "num_tokens": int(starts[-1]),
         "num_segments": len(order),
         "num_targets": tally.num_targets,
@@ -205,6 +180,21 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
         "batch_segments": batch_segments.tolist(),
         "batch_tokens": np.diff(starts[batch_segments]).tolist(),
         "batch_weights": tally.weights(batch_segments),
+        **_described(meta),
+        "sha256": {name: file_sha256(out / name) for name in (PACK_FILE, TARGETS_FILE)},
+    }
+    temporary = out / f".tmp-{INDEX_FILE}"
+    temporary.write_text(json.dumps(index) + "\n", encoding="utf-8")
+    os.replace(temporary, out / INDEX_FILE)
+    return index
+
+
+def _described(meta: PackMeta) -> dict[str, Any]:
+    """Return the part of the index that does not depend on the segments."""
+    return {
+        "format": PACK_FORMAT,
+        "tokens": meta.tokens,
+        "role": meta.role,
         "vocabulary": meta.vocabulary,
         "bound": _bound(meta.bound),
         "fingerprint": meta.fingerprint,
@@ -215,12 +205,7 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
         "grouping": meta.grouping,
         "token_budget": meta.token_budget,
         "seed": meta.seed,
-        "sha256": {name: file_sha256(out / name) for name in (PACK_FILE, TARGETS_FILE)},
     }
-    temporary = out / f".tmp-{INDEX_FILE}"
-    temporary.write_text(json.dumps(index) + "\n", encoding="utf-8")
-    os.replace(temporary, out / INDEX_FILE)
-    return index
 
 
 @dataclass(frozen=True, slots=True)

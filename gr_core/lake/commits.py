@@ -56,11 +56,6 @@ class Commit(Ref):
     quarantine: str = ""
     """Quarantine file below the lake's quarantine directory; empty: no row."""
 
-    @property
-    def rows_forgotten(self) -> int:
-        """Rows left out because their user asked to be forgotten."""
-        return self.rows.forgotten
-
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Build from plain JSON values, the counts of rows included."""

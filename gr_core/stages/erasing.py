@@ -118,8 +118,7 @@ def _trained_on(config: Config, entries: list[Entry], table: EventTable, user: s
         points = today
         # where that version cannot be read any more, today's rows have to do
         with contextlib.suppress(FormatError, OSError, pl.exceptions.PolarsError):
-            rows = erasure.user_rows(lambda _, v=version: table.at(v.watermark.delta_version), user, buckets)
-            points = today | _points(rows)
+            points = today | _points(erasure.user_rows(table.at, user, buckets, version.watermark.delta_version))
         if any(_used(version.watermark, *point) for point in points):
             found.append(version.version)
     return sorted(found)

@@ -11,6 +11,7 @@ from gr_core.config import Config, FeedConfig
 from gr_core.data import actions, checks, contract, due
 from gr_core.errors import ConfigError
 from gr_core.lake import source, store, tombstones, userkey
+from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import bound_nights_ago, finished_bounds
 from gr_core.night import Night, resolve_root, run_stage
@@ -151,25 +152,9 @@ def ingest(night: Night) -> dict[str, Any]:
 
     def work() -> dict[str, Any]:
         userkey.remember(config, night.home, started=table.exists())
-        bootstrap = config.source.feed("bootstrap")
-        if bootstrap is not None and table.find(BOOTSTRAP) is None:
-            files = source.list_files(config, night.day, bootstrap)
-            batch = contract.read_day(config, night.day, files, feed=bootstrap, tombstones=tombstones.load(table.lake))
-            table.ingest(BOOTSTRAP, batch, parent=None)
-        commit = table.find(night.date)
-        if commit is None:
-            feed = config.source.feed("events")
-            assert feed is not None
-            files = source.list_files(config, night.day, feed) + _action_files(config, night.day)
-            again = restated(config, table, night.day, feed)
-            batch = contract.read_day(
-                config, night.day, files, feed=feed, tombstones=tombstones.load(table.lake), restated=again
-            )
-            approve = checks.Approval(rules, past)
-            acted = read_actions(config, [*again, (night.day, files)], night.cutoff_us)
-            commit = table.ingest(night.date, batch, parent=parent, approve=approve, actions=acted)
+        first = _commit_history(night, table)
+        commit = table.find(night.date) or _commit_day(night, table, checks.Approval(rules, past))
         table.check_rows()
-        first = table.find(BOOTSTRAP) if bootstrap is not None else None
         bound = due.make_bound(config, commit.number, night.cutoff_us, table.pin(commit), parent)
         if parent is not None:
             due.check_not_behind(bound, parent)
@@ -185,7 +170,7 @@ def ingest(night: Night) -> dict[str, Any]:
             "findings": [found.to_json() for found in checks.judge(rules, past, checks.figures_of(commit))],
             "unknown_columns": commit.unknown_columns,
             **scope,
-            "context_commits": [first.number] if first and bootstrap and not bootstrap.due else [],
+            "context_commits": _context(config, first),
         }
 
     result = run_stage(night, "ingest", {"night": night.key, "scope": scope, **changed}, work)
@@ -196,3 +181,37 @@ def ingest(night: Night) -> dict[str, Any]:
         }
         journal.append("ingested", night.key, payload, at_us=night.at_us)
     return result
+
+
+def _commit_history(night: Night, table: EventTable) -> Commit | None:
+    """Commit the bootstrap history where the source has one and the table does not; return its commit."""
+    feed = night.settings.source.feed("bootstrap")
+    if feed is None:
+        return None
+    found = table.find(BOOTSTRAP)
+    if found is not None:
+        return found
+    files = source.list_files(night.settings, night.day, feed)
+    stones = tombstones.load(table.lake)
+    batch = contract.read_day(night.settings, night.day, files, feed=feed, tombstones=stones)
+    return table.ingest(BOOTSTRAP, batch, parent=None)
+
+
+def _commit_day(night: Night, table: EventTable, approve: checks.Approval) -> Commit:
+    """Commit the night's own feed day, with the earlier days that were delivered again and the rows of actions feeds."""
+    config = night.settings
+    feed = config.source.feed("events")
+    assert feed is not None
+    files = source.list_files(config, night.day, feed) + _action_files(config, night.day)
+    again = restated(config, table, night.day, feed)
+    stones = tombstones.load(table.lake)
+    batch = contract.read_day(config, night.day, files, feed=feed, tombstones=stones, restated=again)
+    acted = read_actions(config, [*again, (night.day, files)], night.cutoff_us)
+    parent = night.parent.watermark if night.parent else None
+    return table.ingest(night.date, batch, parent=parent, approve=approve, actions=acted)
+
+
+def _context(config: Config, history: Commit | None) -> list[int]:
+    """Return the commits that are context only: a bootstrap that is not due."""
+    feed = config.source.feed("bootstrap")
+    return [history.number] if history is not None and feed is not None and not feed.due else []

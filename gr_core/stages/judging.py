@@ -1,4 +1,4 @@
-"""Stages from checkpoint to decision: evaluate the parent, register, gate, finish; and what `status` reads."""
+"""Stages around the decision: evaluate the parent, register, finish; the gate itself stands in gating."""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from gr_core import environment
 from gr_core.config import Config
-from gr_core.data import vocabulary
 from gr_core.errors import DaybreakError, FormatError, UsageError
-from gr_core.eval import gate as gates
 from gr_core.eval import metrics, progressive, scoring
-from gr_core.hashing import fingerprint, is_holdout
+from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
-from gr_core.lake.journal import Champion, Entry, champion, nights, previous
+from gr_core.lake.journal import Entry, champion, nights, previous
 from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.stages import packing
 
 logger = logging.getLogger(__name__)
-
-SMOOTHING = 20.0  # events of prior weight in the smoothed counts that a first model must beat
-KEYS = {"user_id": pl.String, "shown_at": pl.Int64, "event_id": pl.String}  # `Scored.events`
 
 
 def any_due(buckets: Sequence[dict[str, Any]]) -> bool:
@@ -152,139 +145,6 @@ def _refuse_reused_number(entries: Sequence[Entry], version: int, digest: str) -
                 "name the one that nights were registered in with MLFLOW_TRACKING_URI",
                 where=f"version {version}",
             )
-
-
-def gate(
-    night: Night,
-    version: dict[str, Any],
-    trained: dict[str, Any],
-    pack: dict[str, Any],
-    words: dict[str, Any],
-    ingested: dict[str, Any],
-    buckets: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Judge the challenger against the champion on the same holdout rows, and write the decision to the journal.
-
-    A champion that is not this night's parent numbers its ids differently, so its rows are encoded by its own
-    vocabulary; both are compared event by event.
-
-    Returns:
-        gate (promoted | held), reasons, figures, and the challenger's holdout metrics.
-    """
-    config = night.settings
-    journal = night.journal
-    # An earlier decision of this unfinished night is being made again: it does not judge itself.
-    entries = [e for e in journal.entries() if e.kind != "decided" or e.night != night.key]
-    standing = champion(entries)
-    identity = {
-        "version": version["version"],
-        "pack": pack["digest"],
-        "gate": config.resolved()["gate"],
-        "champion": standing.version if standing else None,
-        "findings": ingested.get("findings", []),
-    }
-
-    def work() -> dict[str, Any]:
-        challenger = score(night, trained["uri"], pack, words, num_threads=2)
-        rival = score_champion(night, standing, pack, words, ingested, buckets) if standing else None
-        if rival is not None:
-            rival = _aligned(rival, challenger)
-        names = config.source.action_names
-        bit = names.index(config.gate.action)
-        known = np.flatnonzero(challenger.label_known >> bit & 1)
-        judged = pl.DataFrame(challenger.events, schema=KEYS, orient="row")[known]
-        decision = gates.decide(
-            gates.Scores.of(rival, bit) if rival else None,
-            gates.Scores.of(challenger, bit),
-            config.gate,
-            data_ok=all(found["level"] != "hold" for found in identity["findings"]),
-            challenger_date=night.date,
-            champion_date=standing.date if standing else None,
-            baseline=smoothed_counts(night, config, trained, judged) if rival is None else None,
-            seed=night.seed,
-        )
-        return {
-            "gate": "promoted" if decision.promote else "held",
-            "reasons": [*decision.reasons, *(found["message"] for found in identity["findings"])],
-            "figures": decision.figures,
-            "holdout": metrics.evaluate(
-                challenger.labels, challenger.label_known, challenger.logits, names, config.source.supervised_mask
-            ),
-            "champion": standing.version if standing else None,
-        }
-
-    result = run_stage(night, "gate", identity, work)
-    payload = {
-        "decision": "promote" if result["gate"] == "promoted" else "hold",
-        "reasons": result["reasons"],
-        "version": version["version"],
-        "previous": result["champion"],
-        "figures": result["figures"],
-    }
-    own = [e.payload for e in journal.entries() if e.kind == "decided" and e.night == night.key]
-    if not own or any(own[-1][key] != payload[key] for key in ("decision", "version")):
-        journal.append("decided", night.key, payload, at_us=night.at_us)
-    return result
-
-
-def score_champion(
-    night: Night,
-    standing: Champion,
-    pack: dict[str, Any],
-    words: dict[str, Any],
-    ingested: dict[str, Any],
-    buckets: list[dict[str, Any]],
-) -> scoring.Scored:
-    """Score the holdout by the champion: on the night's pack where it is the parent, else on its own encoding of it."""
-    if night.parent is not None and night.parent.version == standing.version:
-        return score(night, standing.checkpoint, pack, words, num_threads=2)
-    payload = registered(night.journal.entries(), standing.version)
-    own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_copy(payload["vocabulary"])).version}
-    name = f"holdout-version-{standing.version}"
-    rows = packing.encode_pack(night, ingested, buckets, own, "holdout", name=name)
-    return score(night, standing.checkpoint, rows, own, num_threads=2)
-
-
-def _aligned(rival: scoring.Scored, challenger: scoring.Scored) -> scoring.Scored:
-    """Return the champion's scores in the challenger's row order; equal row sets get equal digests."""
-    place, events = {event: row for row, event in enumerate(rival.events)}, challenger.events
-    if len(place) != len(events) or any(event not in place for event in events):
-        return rival  # other rows: the digests differ, and the gate holds and says so
-    order = np.array([place[event] for event in events], np.int64)
-    return replace(
-        challenger,
-        logits=rival.logits[order],
-        labels=rival.labels[order],
-        label_known=rival.label_known[order],
-        actions=rival.actions,
-        action_bits=rival.action_bits,
-    )
-
-
-def smoothed_counts(night: Night, config: Config, trained: dict[str, Any], judged: pl.DataFrame) -> Any:
-    """Return the gate action's smoothed item rate of each event in `judged` (some of KEYS): the mark a first model must beat.
-
-    Counts what trained users did up to the night's bound; item rate = (positives + k * overall) / (events + k).
-    """
-    bit = 1 << config.source.action_names.index(config.gate.action)
-    columns = ["event_id", "user_id", "item_id", "actions", "known", "commit", "shown_at"]
-    bound = trained["watermark"]
-    events = EventTable(night.table_uri, config).read(bound["delta_version"], columns=columns)
-    users = events["user_id"].unique()
-    held = pl.Series([u for u in users if is_holdout(u, config.lake.holdout_fraction)], dtype=pl.String)
-    inside = (
-        (pl.col("commit") <= bound["commit"])
-        & (pl.col("shown_at").dt.epoch("us") < bound["shown_before_us"][config.gate.action])
-        & (pl.col("known") & bit != 0)
-        & ~pl.col("user_id").is_in(held.implode())
-    )
-    seen = events.filter(inside).with_columns(label=(pl.col("actions") & bit != 0).cast(pl.Float64))
-    overall = float(seen["label"].mean() or 0.0)  # type: ignore[arg-type]  # a float column's mean
-    rates = seen.group_by("item_id").agg(rate=(pl.col("label").sum() + SMOOTHING * overall) / (pl.len() + SMOOTHING))
-    items = events.select("user_id", pl.col("shown_at").dt.epoch("us"), "event_id", "item_id")
-    joined = judged.join(items, on=judged.columns, how="left", maintain_order="left")
-    joined = joined.join(rates, on="item_id", how="left", maintain_order="left")
-    return joined["rate"].fill_null(overall).to_numpy()
 
 
 def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:

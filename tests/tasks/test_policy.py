@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gr_core.errors import CommitConflict, ConfigError, DataContractError, FormatError, StoreUnavailable, TrainingError
-from gr_core.stages import ingesting, judging, packing, sequencing
+from gr_core.stages import gating, ingesting, judging, packing, sequencing
 from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -27,7 +27,7 @@ BODIES = [
     (write_pack, packing.write_pack),
     (evaluate, judging.evaluate),
     (register, judging.register),
-    (gate, judging.gate),
+    (gate, gating.gate),
 ]
 
 

@@ -71,9 +71,9 @@ def readable(open_at: Open, version: int) -> tuple[DeltaTable | None, int | None
     return open_at(at), None if pinned is None else pinned.transaction_version(_INGEST) or 0
 
 
-def user_rows(open_at: Open, user: str, num_buckets: int) -> pl.DataFrame:
-    """Read commit and shown_at of all rows of a user in the newest version, forgotten or not."""
-    table = open_at(None)
+def user_rows(open_at: Open, user: str, num_buckets: int, version: int | None = None) -> pl.DataFrame:
+    """Read commit and shown_at of all rows of a user in a version (None: the newest), forgotten or not."""
+    table = open_at(version)
     parts = [pl.DataFrame(schema={"commit": pl.Int64(), "shown_at": layout.TIME})]
     if table is not None:
         for file in _may_hold(table, user, num_buckets).iter_rows(named=True):

@@ -44,7 +44,7 @@ def test_one_ingestion_is_one_commit_that_tells_all(tmp_path: Path) -> None:
 
     assert made.rows == Rows(read=7, committed=2, duplicates=3, quarantined=2)
     assert (made.number, made.delta_version, made.feed, made.reasons) == (1, 1, "log", {"null_user": 2})
-    assert (made.updated, made.labels_changed_after_supervision, made.rows_forgotten) == (0, 0, 0)
+    assert (made.updated, made.labels_changed_after_supervision, made.rows.forgotten) == (0, 0, 0)
     assert made == table(tmp_path, config).find("2025-06-01") == events.last_commit()
     assert events.delta_version() == 1
     assert events.read(1)["commit"].to_list() == [1, 1]

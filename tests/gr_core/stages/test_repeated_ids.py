@@ -13,7 +13,7 @@ import polars as pl
 
 from gr_core.eval.scoring import Scored
 from gr_core.hashing import is_holdout
-from gr_core.stages import judging
+from gr_core.stages import gating
 from tests.events import batch, event, make_config, table
 
 LATER = datetime(2025, 9, 1, tzinfo=UTC)
@@ -41,7 +41,7 @@ def test_scores_of_the_same_rows_in_another_order_are_paired() -> None:
     events = [("a", 1, "e"), ("b", 1, "e"), ("a", 2, "e"), ("b", 1, "f")]
     challenger = replace(scored(*events), digest="own")
 
-    found = judging._aligned(scored(*events[::-1]), challenger)
+    found = gating._aligned(scored(*events[::-1]), challenger)
 
     assert found.digest == "own"
     assert found.events == events
@@ -61,6 +61,6 @@ def test_a_first_model_is_compared_row_by_row(tmp_path: Path) -> None:
     rows = events.read(made.delta_version).filter(pl.col("event_id") == "e")
     judged = rows.select("user_id", pl.col("shown_at").dt.epoch("us"), "event_id")
 
-    rates = judging.smoothed_counts(night, config, {"watermark": watermark}, judged)
+    rates = gating.smoothed_counts(night, config, {"watermark": watermark}, judged)
 
     assert rates.tolist() == [(1 + 20 * 0.5) / 21, (0 + 20 * 0.5) / 21]

@@ -16,7 +16,7 @@ from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.lake.journal import Journal, champion, nights
 from gr_core.night import open_night
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.stages import ingesting, judging, packing, sequencing
+from gr_core.stages import gating, ingesting, judging, packing, sequencing
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -229,7 +229,7 @@ def test_a_champion_that_is_not_the_parent_is_scored_by_its_own_vocabulary(tmp_p
     own = {"uri": payload["vocabulary"], "version": vocabulary.load(Path(payload["vocabulary"])).version}
     rows = packing.encode_pack(night, done["ingest"], done["sequences"], own, "holdout", name="check")
     right = judging.score(night, chosen.checkpoint, rows, own)
-    scored = judging.score_champion(night, chosen, *rest)
+    scored = gating.score_champion(night, chosen, *rest)
 
     assert right.event_ids == scored.event_ids
     assert (right.logits == scored.logits).all()

@@ -1,0 +1,48 @@
+"""Fixtures of retract and forget: nights that tests copy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tests.tiny as tiny
+from tests.erased import FIRST, REGISTRY, SECOND, THIRD, Registry, conclude, write_day
+from tests.plain import run
+
+
+@pytest.fixture
+def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep MLflow out: opening its database costs seconds."""
+    monkeypatch.setattr(REGISTRY, Registry)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Return a config, the home after a good night, and the home after a poisoned second one; tests copy them."""
+    folder = tmp_path_factory.mktemp("world")
+    config = tiny.make(folder, days=0)
+    for day in (FIRST, SECOND, THIRD):
+        write_day(folder / "raw", day, poisoned=day == SECOND)
+    one, two = folder / "one", folder / "two"
+    conclude(config, one, FIRST, 1)
+    shutil.copytree(one, two)
+    conclude(config, two, SECOND, 2)
+    return config, one, two
+
+
+@pytest.fixture
+def poisoned_home(poisoned: tuple[Path, Path, Path], tmp_path: Path) -> Path:
+    """Return a copy of the home after the poisoned night."""
+    shutil.copytree(poisoned[2], tmp_path / "home")
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def clean_digest(poisoned: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the digest of the third day's weights in a world that never had the second day."""
+    config, one, _ = poisoned
+    home = tmp_path_factory.mktemp("clean") / "home"
+    shutil.copytree(one, home)
+    return str(run(config, home, THIRD, stop_after="train")[1]["train"]["digest"])
