@@ -27,7 +27,12 @@ _MODEL = {"width": 32, "num_heads": 2, "item_features": ["item_id"]}
 
 
 def config_of(root: Path, form: str = "parquet", **sections: Any) -> Config:
-    """Return the config of a case: one feed `log/date={date}/*`, one action, everything due and nobody held out."""
+    """Return the config of a case, see `raw_config`."""
+    return parse_config(raw_config(root, form, **sections))
+
+
+def raw_config(root: Path, form: str = "parquet", **sections: Any) -> dict[str, Any]:
+    """Return a case's sections: one feed `log/date={date}/*`, one action, everything due and nobody held out."""
     feed = {
         "name": "log",
         "path": "log/date={date}/*",
@@ -47,7 +52,7 @@ def config_of(root: Path, form: str = "parquet", **sections: Any) -> Config:
     }
     for section, keys in sections.items():
         raw[section] = {**raw.get(section, {}), **keys}
-    return parse_config(raw)
+    return raw
 
 
 def event_rows(numbers: npt.NDArray[np.int64], users: npt.NDArray[np.int64], shown: npt.NDArray[np.int64]) -> pa.Table:
@@ -168,31 +173,18 @@ def flow_parameter_bytes(home: Path) -> int:
 
 
 def write_toml(root: Path, path: Path) -> None:
-    """Write A17's config as a file, for the command line."""
-    path.write_text(
-        f"""
-name = "case"
-[lake]
-num_buckets = 2
-holdout_fraction = 0.2
-[source]
-root = "{root}"
-visibility_delay_seconds = 60
-[[source.actions]]
-name = "click"
-[[source.feeds]]
-name = "log"
-path = "log/date={{date}}/*.parquet"
-event_id = "id"
-shown_at = {{ column = "ts", unit = "ms" }}
-columns = {{ user_id = "uid", item_id = "item" }}
-actions = {{ click = "clicked" }}
-[model]
-width = 16
-num_heads = 2
-""",
-        encoding="utf-8",
-    )
+    """Write A17's config as a file, for the command line; a fifth of the users is judged on."""
+    sections = raw_config(root, lake={"holdout_fraction": 0.2})
+    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in sections.items()), encoding="utf-8")
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, tables inline; of JSON values without null."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)
 
 
 def write_json_lines(root: Path, num_lines: int) -> None:

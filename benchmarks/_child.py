@@ -1,6 +1,6 @@
 """A heavy part in a process of its own: its result, wall and CPU seconds, and its peak memory.
 
-`measure("benchmarks._build:full_build", root=..., ...)` calls that function with those arguments (JSON values) in
+`measure("benchmarks._stages:data_night", root=..., ...)` calls that function with those arguments (JSON values) in
 `python -m benchmarks._child`, and reads one JSON object from the last line of its output.
 """
 

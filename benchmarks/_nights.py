@@ -131,24 +131,14 @@ def run_data(night: Night, *, workers: int = 1) -> DataResult:
         encoded = _timed(
             seconds, "encode", lambda: mapped(lambda b: packing.encode_bucket(night, buckets[b], words, b))
         )
-        packs: dict[str, Any] = _timed(seconds, "pack", lambda: _packs(night, ingested, buckets, encoded, words, pool))
+        inputs = (night, ingested, buckets, encoded, words)
+        packed = _timed(
+            seconds,
+            "pack",
+            lambda: list(pool.map(lambda role: packing.write_pack(*inputs, role), sequencing.ROLES)),
+        )
+        packs: dict[str, Any] = dict(zip(sequencing.ROLES, packed, strict=True))
     return DataResult(ingested=ingested, buckets=buckets, words=words, packs=packs, seconds=seconds)
-
-
-def _packs(
-    night: Night,
-    ingested: dict[str, Any],
-    buckets: list[dict[str, Any]],
-    encoded: list[dict[str, Any]],
-    words: dict[str, Any],
-    pool: ThreadPoolExecutor,
-) -> dict[str, Any]:
-    """Write the packs of all roles side by side, as the flow does."""
-
-    def one(role: sequencing.Role) -> dict[str, Any]:
-        return packing.write_pack(night, ingested, buckets, encoded, words, role)
-
-    return dict(zip(sequencing.ROLES, pool.map(one, sequencing.ROLES), strict=True))
 
 
 def _timed(seconds: dict[str, float], stage: str, work: Callable[[], T]) -> T:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Console
 from rich.table import Column, Table
+
+console = Console(stderr=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +67,26 @@ class Report:
     def missed(self) -> list[str]:
         """Return the names of the figures that miss their goal."""
         return [name for name, figure in self.figures.items() if figure.is_missed]
+
+
+def conclude(report: Report, *, enforce: bool, as_json: bool) -> int:
+    """Print a benchmark's table and what missed, with `as_json` the one object on stdout; return the exit status.
+
+    Args:
+        report: All figures.
+        enforce: Figures have goals.
+        as_json: Nothing but the object goes to stdout.
+
+    Returns:
+        1 if a figure misses its goal, else 0.
+    """
+    missed = report.missed() if enforce else []
+    (console if as_json else Console()).print(table_of(report, enforce=enforce))
+    for name in missed:
+        console.print(f"missed: {name} is {report.figures[name].value}, goal {report.figures[name].goal}")
+    if as_json:
+        sys.stdout.write(json.dumps(report.to_json(enforce=enforce)) + "\n")
+    return 1 if missed else 0
 
 
 def table_of(report: Report, *, enforce: bool = True) -> Table:

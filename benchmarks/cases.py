@@ -17,15 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks import _cases
 from benchmarks._child import measure
 from benchmarks._events import Feed, config_of, fields_of
-from benchmarks._report import Figure, Report, table_of
+from benchmarks._report import Figure, Report, conclude, console
 from benchmarks.data import conditions
-
-console = Console(stderr=True)
 
 MAX_PARAMETER_BYTES = 512 * 1024
 MAX_BUILD_BYTES = 4 * 10**9
@@ -174,12 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"running {name}")
             CASES[name](report, Path(work), **sizes[name])
 
-    (console if options.json else Console()).print(table_of(report))
-    for name in report.missed():
-        console.print(f"missed: {name} is {report.figures[name].value}, goal {report.figures[name].goal}")
-    if options.json:
-        sys.stdout.write(json.dumps(report.to_json()) + "\n")
-    return 1 if report.missed() else 0
+    return conclude(report, enforce=True, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ parts run in processes of their own, whose peak memory is the kernel's.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -19,13 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks import _build, _cost, _loading, _packing
 from benchmarks._events import Feed
-from benchmarks._report import Report, table_of
-
-console = Console(stderr=True)
+from benchmarks._report import Report, conclude, console
 
 Sizes = dict[str, Any]
 FULL: Sizes = {
@@ -72,13 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"measuring {name}")
             PARTS[name](report, Path(work), sizes)
 
-    missed = [] if options.quick else report.missed()
-    (console if options.json else Console()).print(table_of(report, enforce=not options.quick))
-    for name in missed:
-        console.print(f"missed: {name} is {report.figures[name].value}, goal {report.figures[name].goal}")
-    if options.json:
-        sys.stdout.write(json.dumps(report.to_json(enforce=not options.quick)) + "\n")
-    return 1 if missed else 0
+    return conclude(report, enforce=not options.quick, as_json=options.json)
 
 
 def conditions(*, quick: bool) -> dict[str, Any]:

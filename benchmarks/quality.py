@@ -9,7 +9,6 @@ own stages; only the `baseline` column is quoted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -27,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
-from rich.console import Console
 
 from benchmarks._nights import NightResult, TrainingMemory, run_night
-from benchmarks._report import Figure, Report, table_of, text_of
+from benchmarks._report import Figure, Report, conclude, console, text_of
 from benchmarks._shuffle import shuffle_pack
 from gr_core.config import Config, load_config
 from gr_core.data import synthetic
@@ -48,8 +46,6 @@ NUM_NIGHTS, QUICK_NIGHTS = 10, 3
 KUAIRAND_JUDGED_FROM, WORLD_JUDGED_FROM = 4, 8
 ACTION = "click"
 ARMS = ("truth", "model", "popularity", "shuffled")
-
-console = Console(stderr=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,13 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only != "kuairand":
         measure_world(report, seeds[:2], num_nights)
 
-    missed = [] if options.quick else report.missed()
-    (console if options.json else Console()).print(table_of(report, enforce=not options.quick))
-    for name in missed:
-        console.print(f"missed: {name} is {report.figures[name].value}, goal {report.figures[name].goal}")
-    if options.json:
-        sys.stdout.write(json.dumps(report.to_json(enforce=not options.quick)) + "\n")
-    return 1 if missed else 0
+    return conclude(report, enforce=not options.quick, as_json=options.json)
 
 
 def measure_kuairand(report: Report, source: Path, seeds: Sequence[int], num_nights: int) -> None:
