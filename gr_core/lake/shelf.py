@@ -1,15 +1,18 @@
 """Frames put aside by bucket and taken back one bucket at a time: in memory while few rows, else on local disk.
 
 What a large ingestion reads is split here, so that the work after it needs the memory of a bucket and not of the day.
+The rows are people's, and the disk is outside the home: they lie in a file without a name, which the operating system
+frees with the process, however that ends.
 """
 
 from __future__ import annotations
 
-import shutil
+import mmap
 import tempfile
 import weakref
-from pathlib import Path
+from collections.abc import Iterable
 from threading import Thread
+from typing import IO
 
 import polars as pl
 import pyarrow as pa
@@ -17,7 +20,8 @@ import pyarrow as pa
 LIMIT = 2_000_000  # rows held in memory; a day below it never touches the disk
 _CHUNK = 2**19  # rows that go to disk together
 _GROUP = "\x00group"
-_GROUPS = 64  # files an addition makes at most: with more buckets some share a file
+_GROUPS = 64  # pieces an addition makes at most: with more buckets some share a piece
+_ALIGNED = 64  # bytes; Arrow reads what begins there without a copy
 
 
 class Shelf:
@@ -26,7 +30,7 @@ class Shelf:
     Args:
         schema: The frames' columns.
         key: The column that holds the bucket.
-        limit: Rows held in memory before all go to a temporary folder, which goes with the shelf; default LIMIT.
+        limit: Rows held in memory before all go to a temporary file, which goes with the shelf; default LIMIT.
     """
 
     def __init__(self, schema: pl.Schema, key: str = "bucket", limit: int | None = None) -> None:
@@ -39,15 +43,15 @@ class Shelf:
         self._waiting = 0  # rows held
         self._held: list[pl.DataFrame] = []
         self._split: dict[int, pl.DataFrame] | None = None
-        self._folder: Path | None = None
-        self._files: dict[int, list[Path]] = {}
+        self._file: IO[bytes] | None = None
+        self._pieces: dict[int, list[tuple[int, int]]] = {}  # of a group: first byte and the one after the last
         self._writer: Thread | None = None
         self._failed: BaseException | None = None
 
     @property
     def spilled(self) -> bool:
         """Whether the rows lie on disk."""
-        return self._folder is not None
+        return self._file is not None
 
     def add(self, frame: pl.DataFrame) -> None:
         """Put rows aside; their columns are the schema's, in its order."""
@@ -70,16 +74,16 @@ class Shelf:
 
     def take(self, bucket: int) -> pl.DataFrame:
         """Return a bucket's rows; they stay on the shelf."""
-        if not self.spilled:
+        if self._file is None:
             if self._split is None:
                 parts = self.whole().partition_by(self._key, as_dict=True, maintain_order=True)
                 self._split = {int(key[0]): part for key, part in parts.items()}
             return self._split.get(bucket, self._empty)
         self._spill()
         self._settle()
-        files = self._files.get(bucket % _GROUPS, [])
         named = {plain: name for name, plain in self._plain.items()}
-        found = pl.concat([self._empty, *(_mapped(file).rename(named, strict=False) for file in files)], how="diagonal")
+        pieces = _mapped(self._file, self._pieces.get(bucket % _GROUPS, []))
+        found = pl.concat([self._empty, *(piece.rename(named, strict=False) for piece in pieces)], how="diagonal")
         # one piece a column: what is gathered from many is gathered slowly
         return found.filter(pl.col(self._key) == bucket) if self._shared(bucket) else found.rechunk()
 
@@ -87,13 +91,13 @@ class Shelf:
         return any(other % _GROUPS == bucket % _GROUPS for other in self.buckets if other != bucket)
 
     def _spill(self) -> None:
-        """Write what is held to the folder, beside what the caller does next."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="daybreak-shelf-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        """Write what is held to the file, beside what the caller does next."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- as long as the shelf
+            weakref.finalize(self, self._file.close)
         if self._held:
             self._settle()
-            self._writer = Thread(target=self._write, args=(self._held, self._folder), name="daybreak-shelf")
+            self._writer = Thread(target=self._write, args=(self._held, self._file), name="daybreak-shelf")
             self._writer.start()
         self._held, self._waiting = [], 0
 
@@ -105,24 +109,22 @@ class Shelf:
         if self._failed is not None:
             raise self._failed
 
-    def _write(self, held: list[pl.DataFrame], folder: Path) -> None:
+    def _write(self, held: list[pl.DataFrame], file: IO[bytes]) -> None:
         try:
             frame = pl.concat(held)
             frame = frame.drop(name for name in frame.columns if frame[name].null_count() == frame.height)
             grouped = frame.with_columns((pl.col(self._key) % _GROUPS).alias(_GROUP))
             for (group,), part in grouped.partition_by(_GROUP, as_dict=True, include_key=False).items():
-                files = self._files.setdefault(int(group), [])
-                file = folder / f"{group}-{len(files)}.arrow"
+                start = file.seek(-(-file.tell() // _ALIGNED) * _ALIGNED)
                 # Arrow's C interface cuts a name at a NUL, which the working columns' names start with
                 part.rename(self._plain, strict=False).write_ipc(file, compression="uncompressed")
-                files.append(file)
+                self._pieces.setdefault(int(group), []).append((start, file.tell()))
         except BaseException as error:  # noqa: BLE001 -- raised where the rows are asked for
             self._failed = error
 
 
-def _mapped(file: Path) -> pl.DataFrame:
-    """Read a file without a copy: its pages are the frame's."""
-    with pa.memory_map(str(file)) as source:
-        found = pl.from_arrow(pa.ipc.open_file(source).read_all())
-    assert isinstance(found, pl.DataFrame)
-    return found
+def _mapped(file: IO[bytes], pieces: Iterable[tuple[int, int]]) -> list[pl.DataFrame]:
+    """Read pieces of a file, which is not empty, without a copy: its pages are the frames'."""
+    content = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    found = (pl.from_arrow(pa.ipc.open_file(content.slice(start, end - start)).read_all()) for start, end in pieces)
+    return [frame for frame in found if isinstance(frame, pl.DataFrame)]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -34,6 +38,7 @@ def test_a_bucket_comes_back_in_the_order_it_was_added(
     assert_frame_equal(shelf.take(3), frame(("a", 3), ("d", 3)))
     assert_frame_equal(shelf.take(67), frame(("b", 67), (None, 67)))
     assert_frame_equal(shelf.take(9), frame())
+    assert list(tmp_path.iterdir()) == [], "the rows are people's: no file of this folder ever names them"
     assert sorted(shelf.whole()["bucket"].to_list()) == [0, 3, 3, 67, 67]
     del shelf
     gc.collect()
@@ -53,3 +58,23 @@ def test_what_stops_a_write_is_raised_where_the_rows_are_asked_for(monkeypatch: 
         shelf.take(3)
     with pytest.raises(OSError, match="the disk is full"):
         shelf.whole()
+
+
+KILLED = """
+import os, signal
+from gr_core.lake.shelf import Shelf
+from tests.gr_core.lake.test_shelf import SCHEMA, frame
+
+shelf = Shelf(SCHEMA, limit=0)
+shelf.add(frame(("person-1", 3), ("person-2", 4)))
+assert shelf.take(3)["name"].to_list() == ["person-1"]
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_leaves_no_row_on_the_disk(tmp_path: Path, root: Path) -> None:
+    """Raw rows of people would lie outside the home, where neither the next night nor a forget looks for them."""
+    variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(root)}
+    ended = subprocess.run([sys.executable, "-c", KILLED], env=variables, cwd=root, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
