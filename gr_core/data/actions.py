@@ -17,11 +17,10 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions, users
-from gr_core.data.applying import applied
 from gr_core.data.expressions import INSTANT, Wanted
-from gr_core.errors import DataContractError
+from gr_core.data.rawrows import REASON, applied, nothing_usable, read_columns
 from gr_core.lake import quarantine, rawfile
-from gr_core.lake.source import SourceFile, feed_schemas
+from gr_core.lake.source import SourceFile, completed, own_schemas
 from gr_core.refs import day_end_us
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ SCHEMA = pl.Schema(
     }
 )
 
-_REASON, _PLACE, _TEXT = "\x00reason", "\x00place", "\x00text"
+_PLACE = "\x00place"
 # decided by what the row says: its declared columns tell it, and such rows may be most of a feed
 _BY_CONTENT = ("no_action", "clock_skew")
 
@@ -96,14 +95,17 @@ def read_actions(config: Config, day: date, files: list[SourceFile], *, feed: Fe
             them keeps the contract.
     """
     own = [file for file in files if file.feed == feed.name]
-    parts = [
-        _read_file(config, day, feed, file, schema) for file, schema in zip(own, feed_schemas(feed, own), strict=True)
-    ]
+    present = own_schemas(feed, own)
+    check, names = expressions.FeedCheck(config.source, feed), expressions.feed_columns(config.source, feed)
+    parts = []
+    for file, there, schema in zip(own, present, completed(feed, present), strict=True):
+        check(schema, file.uri)
+        parts.append(_judged_file(config, day, feed, file, read_columns(feed, file, names, there, schema), schema))
     batch = concat(parts)
     batch.check()
     broken = batch.quarantine.filter(pl.col("reason") != "no_action")
     if batch.read and broken.height == batch.read:
-        raise _nothing_usable(feed, day, broken)
+        raise nothing_usable(feed, day, broken["reason"], broken["file"][0])
     logger.debug(
         "actions feed %s of %s: read %d (files %d), usable %d, quarantined %d",
         *(feed.name, day, batch.read, len(own), batch.rows.height, batch.quarantine.height),
@@ -111,35 +113,21 @@ def read_actions(config: Config, day: date, files: list[SourceFile], *, feed: Fe
     return batch
 
 
-def _nothing_usable(feed: FeedConfig, day: date, rows: pl.DataFrame) -> DataContractError:
-    """Say why a day cannot be what its declarations say: committed, its impressions would all count as ignored."""
-    counts = rows.group_by("reason").len().sort("len", "reason", descending=[True, False]).iter_rows()
-    first = rows["file"][0]
-    return DataContractError(
-        f"feed {feed.name} of {day}: none of the {rows.height} rows read is usable "
-        f"({', '.join(f'{reason} {count}' for reason, count in counts)}), first file {first}; mend the files, or what "
-        f"source.feeds[{feed.name}] declares of them (acted_at's unit, format and zone, types, on)",
-        where=first,
-    )
-
-
-def _read_file(
-    config: Config, day: date, feed: FeedConfig, file: SourceFile, schema: dict[str, pl.DataType]
+def _judged_file(
+    config: Config,
+    day: date,
+    feed: FeedConfig,
+    file: SourceFile,
+    raw: pl.DataFrame,
+    schema: dict[str, pl.DataType],
 ) -> ActionBatch:
-    values, times = expressions.feed_values(config.source, feed), expressions.feed_times(feed)
-    for key, time in times.values():
-        expressions.check_time(time, key, schema, file.uri, feed)
-    for value in values:
-        expressions.check_value(value, schema, file.uri, feed)
-    needed = expressions.raw_columns(values, [time for _, time in times.values()])
-    present = rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]")
-    raw = rawfile.read_frame(file.uri, feed.format, feed.types, [name for name in needed if name in present], schema)
-    raw = raw.with_columns(pl.lit(None, schema[name]).alias(name) for name in needed if name not in present)
     frame = action_rows(config, day, feed, raw, schema).with_row_index(_PLACE)
-    good = frame.filter(pl.col(_REASON).is_null())
+    good = frame.filter(pl.col(REASON).is_null())
     return ActionBatch(
         rows=good.select("event_id", "actions", "acted_at", feed=pl.lit(feed.name), file=pl.lit(file.uri)),
-        quarantine=_quarantine(config, feed, file, frame.filter(pl.col(_REASON).is_not_null()), raw.select(needed)),
+        quarantine=_quarantine(
+            config, feed, file, frame.filter(pl.col(REASON).is_not_null()), raw.drop(rawfile.PROBLEM)
+        ),
         read=frame.height,
     )
 
@@ -197,21 +185,21 @@ def _judged(frame: pl.DataFrame, latest_us: int) -> pl.DataFrame:
         .when(pl.col("acted_at").dt.timestamp("us") > latest_us)
         .then(pl.lit("clock_skew"))
     )
-    return frame.with_columns(reason.alias(_REASON))
+    return frame.with_columns(reason.alias(REASON))
 
 
 def _quarantine(
     config: Config, feed: FeedConfig, file: SourceFile, bad: pl.DataFrame, raw: pl.DataFrame
 ) -> pl.DataFrame:
     """Return broken rows for quarantine: as they stand in the file, or their declared columns where those tell why."""
-    told = pl.col(_REASON).is_in(_BY_CONTENT)
+    told = pl.col(REASON).is_in(_BY_CONTENT)
     whole, declared = bad.filter(~told), bad.filter(told)
     texts = users.raw_rows(config, feed, file.uri, whole[_PLACE].to_list()) if whole.height else []
     hidden = expressions.user_columns(config.source, feed) if config.source.pseudonymise_users else set()
     rows = _as_json(raw.drop(hidden)[declared[_PLACE]])
     parts = [
         pl.DataFrame({"reason": reasons, "row": text}, schema={"reason": pl.String, "row": pl.String})
-        for reasons, text in ((whole[_REASON], texts), (declared[_REASON], rows))
+        for reasons, text in ((whole[REASON], texts), (declared[REASON], rows))
     ]
     found = pl.concat(parts).with_columns(feed=pl.lit(feed.name), file=pl.lit(file.uri))
     return found.select(quarantine.SCHEMA.names())

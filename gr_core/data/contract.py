@@ -19,7 +19,6 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig
 from gr_core.data import expressions
-from gr_core.data.applying import applied
 from gr_core.data.batch import (
     COMMITTED,
     EVENT_ORDER,
@@ -37,13 +36,13 @@ from gr_core.data.batch import (
     unique,
     working_schema,
 )
-from gr_core.data.expressions import INSTANT, Wanted
+from gr_core.data.expressions import INSTANT
 from gr_core.data.figures import Tally, described
 from gr_core.data.prefetch import Prefetched
+from gr_core.data.rawrows import REASON, applied, nothing_usable, read_columns
 from gr_core.data.sides import SideCache, join_tables
 from gr_core.data.users import pseudonymised, raw_rows
 from gr_core.data.users import stored_user as stored_user
-from gr_core.errors import DataContractError
 from gr_core.hashing import fingerprint
 from gr_core.lake import quarantine, rawfile, store
 from gr_core.lake.shelf import Shelf
@@ -57,7 +56,7 @@ __all__ = ["Batch", "SpilledBatch", "identity", "polars_schema", "read_day", "st
 logger = logging.getLogger(__name__)
 
 _MAX_DELAY_SECONDS = 10 * 365 * 86_400  # an outcome ten years later is a wrong unit
-REASON, ROW = "\x00reason", "\x00row"
+ROW = "\x00row"
 _SLICE_BYTES = 64 * 2**20  # a parquet file above this is read in slices
 _SLICE_ROWS = 2**20
 _GATHERED_ROWS = 2**19  # rows of small files that meet the contract together
@@ -111,7 +110,7 @@ class _Intake:
 
     def __init__(self, config: Config, feed: FeedConfig, tombstones: Tombstones) -> None:
         self._config, self._feed, self._tombstones = config, feed, tombstones
-        self._values = expressions.feed_values(config.source, feed)
+        self._columns = expressions.feed_columns(config.source, feed)
         self._buckets = BucketMap(config.lake.num_buckets)
         self._shelf = Shelf(working_schema(config))
         self._hashes: list[npt.NDArray[np.uint64]] = []
@@ -135,7 +134,8 @@ class _Intake:
             for frame in frames:
                 self._add(frame)
         if self._shelf.rows == good and len(self._bad) > bad:
-            raise _nothing_usable(self._feed, day, self._files, pl.concat(self._bad[bad:]))
+            rows = pl.concat(self._bad[bad:])
+            raise nothing_usable(self._feed, day, rows[REASON], self._files[rows[FILE][0]].uri)
         self._inputs[day.isoformat()] = identity(listed)
         self._before = before
 
@@ -149,7 +149,7 @@ class _Intake:
         rows = 0
         for file, present, schema in zip(files, own, completed(feed, own), strict=True):
             check(schema, file.uri)
-            for raw in _slices(feed, file, present, schema, self._values):
+            for raw in _slices(feed, file, present, schema, self._columns):
                 if waiting and (schema != last or rows + raw.height > _GATHERED_ROWS):
                     yield contract_rows(self._config, day, feed, pl.concat(waiting), last)
                     waiting, rows = [], 0
@@ -209,18 +209,6 @@ class _Intake:
         return Batch(events=events.select(batch_columns(config)), files=files, **shared, **counts).check()
 
 
-def _nothing_usable(feed: FeedConfig, day: date, files: list[SourceFile], rows: pl.DataFrame) -> DataContractError:
-    """Say why a day cannot be what its declarations say: committed, it would be an empty day for good."""
-    counts = rows.group_by(REASON).len().sort("len", REASON, descending=[True, False]).iter_rows()
-    first = files[rows[FILE][0]].uri
-    return DataContractError(
-        f"feed {feed.name} of {day}: none of the {rows.height} rows read is usable "
-        f"({', '.join(f'{reason} {count}' for reason, count in counts)}), first file {first}; mend the files, or what "
-        f"source.feeds[{feed.name}] declares of them (shown_at's unit, format and zone, types, ids, side tables)",
-        where=first,
-    )
-
-
 def _places() -> pl.DataFrame:
     return pl.DataFrame(schema={REASON: pl.String(), FILE: pl.Int32(), ROW: pl.UInt32()})
 
@@ -230,19 +218,15 @@ def _slices(
     file: SourceFile,
     present: dict[str, pl.DataType],
     schema: dict[str, pl.DataType],
-    values: list[Wanted],
+    names: list[str],
 ) -> Iterator[pl.DataFrame]:
-    """Read the declared columns of a file, a large parquet file in slices; declared ones that it lacks are null."""
-    needed = expressions.raw_columns(values, [time for _, time in expressions.feed_times(feed).values()])
-    absent = [pl.lit(None, schema[name]).alias(name) for name in needed if name not in present]
-    own = [name for name in needed if name in present]
+    """Read columns of a file with ROW, a large parquet file in slices."""
     parts: list[tuple[int, int] | None] = [None]
     if feed.format == "parquet" and file.size > _SLICE_BYTES and store.is_local(file.uri):
         rows, _ = rawfile.count_rows(file.uri, feed.format, file.size)
         parts = [(start, _SLICE_ROWS) for start in range(0, rows, _SLICE_ROWS)] or [None]
     for part in parts:
-        frame = rawfile.read_frame(file.uri, feed.format, feed.types, own, schema, part=part)
-        frame = frame.with_columns(*absent).select(*needed, rawfile.PROBLEM)
+        frame = read_columns(feed, file, names, present, schema, part=part)
         yield frame.with_row_index(ROW, offset=part[0] if part else 0)
 
 

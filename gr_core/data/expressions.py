@@ -30,7 +30,7 @@ DECLARED: dict[str, pl.DataType] = {
     "float64": pl.Float64(),
     "bool": pl.Boolean(),
 }
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _EARLIEST_SECOND = 946_684_800  # 2000-01-01; epoch seconds read as ms land in 1970 (case C12)
 _LATEST_SECOND = 9_223_372_035  # 2262-04-11, the last second that int64 nanoseconds can hold
 _EXPECTED = {
@@ -146,10 +146,15 @@ def user_columns(source: SourceConfig, feed: FeedConfig) -> set[str]:
     return {column for column, part in zip(feed.on, key, strict=False) if part in users}
 
 
-def raw_columns(wanted: Iterable[Wanted], times: Iterable[TimeColumn] = ()) -> list[str]:
-    """Return the raw columns that the values and times read, each once, in a fixed order."""
-    names = [root for value in wanted for root in value.roots] + [time.column for time in times]
-    return list(dict.fromkeys(names))
+def feed_columns(source: SourceConfig, feed: FeedConfig) -> list[str]:
+    """Return the raw columns that a feed's config reads, each once, in a fixed order."""
+    times = [time.column for _, time in feed_times(feed).values()]
+    return list(dict.fromkeys([*raw_columns(feed_values(source, feed)), *times]))
+
+
+def raw_columns(wanted: Iterable[Wanted]) -> list[str]:
+    """Return the raw columns that some values read, each once, in a fixed order."""
+    return list(dict.fromkeys(root for value in wanted for root in value.roots))
 
 
 def normal(dtype: pl.DataType) -> pl.DataType:
@@ -260,7 +265,7 @@ def instant(time: TimeColumn, dtype: pl.DataType) -> pl.Expr:
     if dtype == pl.Null:
         return column.cast(INSTANT)
     if dtype.is_integer():
-        per_second = _PER_SECOND[time.unit or "us"]
+        per_second = PER_SECOND[time.unit or "us"]
         sane = column.is_between(_EARLIEST_SECOND * per_second, _LATEST_SECOND * per_second)
         kept = pl.when(sane).then(column).cast(pl.Int64)
         us = kept // 1000 if time.unit == "ns" else kept * (1_000_000 // per_second)
@@ -286,7 +291,7 @@ def _of_sane_years(column: pl.Expr, dtype: pl.DataType) -> pl.Expr:
     """Keep dates and timestamps that may be times: of others Polars cannot tell the zone's offset, or int64 overflows."""
     low, high = _EARLIEST_SECOND - 86_400, _LATEST_SECOND  # a day to spare, for wall time
     if isinstance(dtype, pl.Datetime):
-        low, high = low * _PER_SECOND[dtype.time_unit], high * _PER_SECOND[dtype.time_unit]
+        low, high = low * PER_SECOND[dtype.time_unit], high * PER_SECOND[dtype.time_unit]
     else:
         low, high = low // 86_400, high // 86_400
     return pl.when(column.to_physical().is_between(low, high)).then(column)

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from gr_core.config import Config, FeedConfig
-from gr_core.data.users import raw_columns
+from gr_core.data.expressions import feed_columns
 from gr_core.lake import rawfile
 from gr_core.lake.source import SourceFile
 
@@ -61,7 +61,7 @@ def described(
         tally: Filled with the rows that keep the contract.
         head: Of an ndjson file only so many records are looked at; None: all.
     """
-    declared = set(feed.types) | set(raw_columns(config, feed))
+    declared = set(feed.types) | set(feed_columns(config.source, feed))
     unknown: Counter[str] = Counter()
     columns: dict[str, set[str]] = {}
     for file, schema in zip(files, schemas, strict=True):

@@ -15,17 +15,15 @@ from typing import Any
 import polars as pl
 
 from gr_core.config import Config, FeedConfig, TableConfig, TimeColumn
-from gr_core.data import actions, contract, expressions, users
-from gr_core.data.applying import applied
-from gr_core.data.contract import REASON
+from gr_core.data import actions, contract, expressions
 from gr_core.data.figures import Tally
+from gr_core.data.rawrows import REASON, applied, read_columns
 from gr_core.lake import rawfile
-from gr_core.lake.source import SourceFile
+from gr_core.lake.source import SourceFile, own_schemas
 from gr_core.schema import action_time
 
 MASKED = "***"
 _EXAMPLES, _EXAMPLE_LENGTH, _ROW_LENGTH = 3, 40, 300
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SANE_SECONDS = (946_684_800, 4_102_444_800)  # 2000 to 2100
 _BECOMES = {"id": "text", "text": "text", "flag": "boolean", "number": "seconds"}
 _TIME = "%Y-%m-%d %H:%M:%S%.3fZ"
@@ -98,12 +96,9 @@ def _head(
     config: Config, feed: FeedConfig, file: SourceFile, schema: dict[str, pl.DataType], head: int
 ) -> pl.DataFrame:
     """Read the first rows of the columns that the config reads; those that the file lacks are null."""
-    names = users.raw_columns(config, feed)
-    present = rawfile.read_schema(file.uri, feed.format, feed.types, f"source.feeds[{feed.name}]")
-    own = [name for name in names if name in present]
-    frame = rawfile.read_frame(file.uri, feed.format, feed.types, own, schema, head)
-    absent = [pl.lit(None, schema[name]).alias(name) for name in names if name not in present]
-    return frame.with_columns(*absent).with_row_index(contract.ROW)
+    names = expressions.feed_columns(config.source, feed)
+    (present,) = own_schemas(feed, [file])
+    return read_columns(feed, file, names, present, schema, head=head).with_row_index(contract.ROW)
 
 
 def _note(
@@ -136,7 +131,7 @@ def _row(config: Config, feed: FeedConfig, file: SourceFile, place: int, head: i
     if not isinstance(row, dict):
         return None
     hidden = expressions.user_columns(config.source, feed)
-    names = [name for name in users.raw_columns(config, feed) if name in row]
+    names = [name for name in expressions.feed_columns(config.source, feed) if name in row]
     return {name: MASKED if name in hidden and row[name] is not None else row[name] for name in names}
 
 
@@ -179,7 +174,7 @@ def time_hint(time: TimeColumn, raw: pl.DataFrame) -> str:
     if time.unit is None or not column.dtype.is_integer() or column.null_count() == column.len():
         return ""
     numbers = column.drop_nulls()
-    for unit, per_second in _PER_SECOND.items():
+    for unit, per_second in expressions.PER_SECOND.items():
         low, high = (second * per_second for second in _SANE_SECONDS)
         if unit != time.unit and float(numbers.is_between(low, high).sum()) >= _MOST * numbers.len():
             middle = int(numbers.sort()[numbers.len() // 2])

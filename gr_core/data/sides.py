@@ -13,7 +13,7 @@ import polars as pl
 
 from gr_core.config import Config, TableConfig
 from gr_core.data import expressions
-from gr_core.data.applying import applied
+from gr_core.data.rawrows import applied
 from gr_core.lake import rawfile, userkey
 from gr_core.lake.source import SourceFile, list_snapshot, snapshot_of, snapshots
 

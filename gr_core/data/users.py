@@ -14,12 +14,6 @@ from gr_core.errors import ConfigError
 from gr_core.lake import rawfile, userkey
 
 
-def raw_columns(config: Config, feed: FeedConfig) -> list[str]:
-    """Return the raw columns that a feed's config reads."""
-    times = [time for _, time in expressions.feed_times(feed).values()]
-    return expressions.raw_columns(expressions.feed_values(config.source, feed), times)
-
-
 def stored_user(config: Config, raw_id: str) -> str:
     """Return the id that a user's events are stored under: a keyed hash where the source is pseudonymised.
 
@@ -38,7 +32,7 @@ def raw_rows(config: Config, feed: FeedConfig, uri: str, rows: list[int]) -> lis
     texts, key = rawfile.raw_rows(uri, feed.format, rows), userkey.load(config)
     if key is None:
         return texts
-    users, kept = expressions.user_columns(config.source, feed), raw_columns(config, feed)
+    users, kept = expressions.user_columns(config.source, feed), expressions.feed_columns(config.source, feed)
     return [userkey.redact(text, key, users, kept) for text in texts]
 
 
