@@ -13,33 +13,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gr_core.checks_config import ChecksConfig
-from gr_core.schema import action_time
+from gr_core.schema import PACK_COLUMNS, action_time, event_schema
 from gr_core.section import Days, Seconds, Section, Seed
 
 MAX_ACTIONS = 31  # the masks are int32, and bit 31 is the sign
-RESERVED = frozenset(
-    [
-        "event_id",
-        "user_id",
-        "item_id",
-        "shown_at",
-        "visible_at",
-        "actions",
-        "known",
-        "labels",
-        "label_known",
-        "time",
-        "position",
-        "lo",
-        "hi",
-        "supervise",
-        "weight",
-        "request_id",
-        "commit",
-        "updated",
-        "bucket",
-    ]
-)
+RESERVED = frozenset([*event_schema((), ()).names, *PACK_COLUMNS])  # columns of the table and of packs
 _KEYS = frozenset(["user_id", "item_id", "request_id", "event_id"])  # text, by which a side table can be joined
 NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
 MAX_NAME = 40

@@ -111,10 +111,7 @@ def _dense(encoded: Any) -> npt.NDArray[np.int32]:
 
 def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Sum the counts of one table over buckets; ids that nobody counted are left out, the parts' order changes nothing."""
-    return _sum(pl.concat([COUNTS.to_frame(), *parts]).filter(pl.col("count") > 0))
-
-
-def _sum(counts: pl.DataFrame) -> pl.DataFrame:
+    counts = pl.concat([COUNTS.to_frame(), *parts]).filter(pl.col("count") > 0)
     return counts.group_by("id", "type").agg(pl.col("count").sum()).sort("id", "type")
 
 
