@@ -9,6 +9,7 @@ from gr_core.refs import ActionRows, Ref, Rows
 
 NIGHT_KEY = "daybreak.night"
 COMMIT_KEY = "daybreak.commit"
+INGEST = "ingest"  # app transaction: the newest commit's number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

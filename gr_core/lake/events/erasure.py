@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from gr_core.errors import CommitConflict
 from gr_core.hashing import bucket_of
 from gr_core.lake import store
+from gr_core.lake.commits import INGEST
 from gr_core.lake.events import books, layout
 from gr_core.lake.events.writing import Writing
 
@@ -31,7 +31,6 @@ TOLD = "daybreak.erased"
 COUNT = "erasure"
 ERASED_AT = "erased-at"  # app transaction: the newest version that removed rows
 FORGOTTEN_AT = "forgotten-at"  # the newest that removed a forgotten user's rows: older ones have lost files
-_INGEST = "ingest"
 _ATTEMPTS = 30
 
 Open = Callable[[int | None], DeltaTable | None]
@@ -68,28 +67,20 @@ def readable(open_at: Open, version: int) -> tuple[DeltaTable | None, int | None
     if at is None or at <= version:
         return open_at(version), None
     pinned = open_at(version)
-    return open_at(at), None if pinned is None else pinned.transaction_version(_INGEST) or 0
+    return open_at(at), None if pinned is None else pinned.transaction_version(INGEST) or 0
 
 
 def user_rows(open_at: Open, user: str, num_buckets: int, version: int | None = None) -> pl.DataFrame:
     """Read commit and shown_at of all rows of a user in a version (None: the newest), forgotten or not."""
     table = open_at(version)
-    parts = [pl.DataFrame(schema={"commit": pl.Int64(), "shown_at": layout.TIME})]
-    if table is not None:
-        for file in _may_hold(table, user, num_buckets).iter_rows(named=True):
-            rows = pl.scan_parquet(file["uri"], hive_partitioning=False, glob=False)
-            parts.append(rows.filter(pl.col("user_id") == user).select("commit", "shown_at").collect())
-    return pl.concat(parts)
+    own = [] if table is None else _may_hold(table, user, num_buckets)["uri"].to_list()
+    parts = [layout.read_file(uri, pl.col("user_id") == user, ["commit", "shown_at"]) for uri in own]
+    return pl.concat([pl.DataFrame(schema={"commit": pl.Int64(), "shown_at": layout.TIME}), *parts])
 
 
 def _may_hold(table: DeltaTable, user: str, num_buckets: int) -> pl.DataFrame:
     files = layout.in_buckets(layout.files_of(table), [bucket_of(user, num_buckets)])
     return files.filter(layout.at_least("user_id", user) & layout.at_most("user_id", user))
-
-
-def table_schema(table: DeltaTable) -> pa.Schema:
-    """Return all columns that a table has."""
-    return pa.schema(table.schema().to_arrow())
 
 
 def forget_rows(open_at: Open, uri: str, user: str, num_buckets: int) -> int:
@@ -112,9 +103,9 @@ def forget_rows(open_at: Open, uri: str, user: str, num_buckets: int) -> int:
         table = open_at(None)
         if table is None:
             return 0
-        writing, removed = Writing(table, uri, table_schema(table)), 0
+        writing, removed = Writing(table, uri, layout.schema_of(table)), 0
         for file in _may_hold(table, user, num_buckets).iter_rows(named=True):
-            rows = pl.read_parquet(file["uri"], hive_partitioning=False, glob=False)
+            rows = layout.read_file(file["uri"])
             kept = rows.filter(pl.col("user_id") != user)
             if kept.height == rows.height:
                 continue
@@ -166,8 +157,7 @@ def _names(uri: str) -> list[str]:
 
 def _holds(path: str, user: str) -> bool:
     try:
-        found = pl.scan_parquet(path, hive_partitioning=False, glob=False).filter(pl.col("user_id") == user).head(1)
-        return not found.collect().is_empty()
+        return not layout.read_file(path, pl.col("user_id") == user, ["user_id"]).is_empty()
     except (pl.exceptions.PolarsError, OSError):
         return True  # what a killed writer left is no file of the table
 

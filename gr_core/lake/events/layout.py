@@ -1,15 +1,16 @@
-"""Which files of an event table version may hold the rows that are asked for, and a scan of only those.
+"""Which files of an event table version may hold the rows that are asked for, and reads of only those.
 
-In: an open table. Out: its files with their statistics as a small frame, and lazy frames over a choice of them.
+In: an open table. Out: its files with their statistics as a small frame, and the rows of a choice of them.
 Files hold one bucket each, sorted by (user_id, shown_at, event_id) in small row groups, so the statistics of files
 rule out times and commits, those of row groups users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import polars as pl
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from gr_core.config import Config
@@ -18,6 +19,8 @@ from gr_core.lake import store
 
 TIME = pl.Datetime("us", "UTC")
 URI = "\x00uri"  # column that tells a row's file
+KEY = ("event_id", "commit")  # tells a row of the table
+ORDER = ("user_id", "shown_at", "event_id")  # of the rows of a file
 FILES = pl.Schema(
     {
         "path": pl.String(),
@@ -53,6 +56,11 @@ def files_of(table: DeltaTable) -> pl.DataFrame:
     ).sort("path")
 
 
+def schema_of(table: DeltaTable) -> pa.Schema:
+    """Return all columns that a table has."""
+    return pa.schema(table.schema().to_arrow())
+
+
 def in_buckets(files: pl.DataFrame, buckets: Iterable[int] | None) -> pl.DataFrame:
     """Keep the files of some buckets; None keeps all."""
     return files if buckets is None else files.filter(pl.col("bucket").is_in(list(buckets)))
@@ -82,6 +90,7 @@ def scan(files: pl.DataFrame, config: Config, *, uris: bool = False) -> pl.LazyF
             extra_columns="ignore",
             hive_partitioning=False,
             glob=False,
+            storage_options=store.scan_options(own[0]),
             include_file_paths=URI if uris else None,
         ).with_columns(pl.lit(bucket, pl.Int32).alias("bucket"))
         for bucket, own in files.group_by("bucket").agg("uri").sort("bucket").iter_rows()
@@ -90,3 +99,22 @@ def scan(files: pl.DataFrame, config: Config, *, uris: bool = False) -> pl.LazyF
     if not parts:
         return pl.Schema({**schema, URI: pl.String()}).to_frame().select(names).lazy()
     return (pl.concat(parts) if len(parts) > 1 else parts[0]).select(names)
+
+
+def read_file(uri: str, wanted: pl.Expr | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """Read one data file as it is: with the columns that it has, whatever the config.
+
+    Args:
+        uri: The file.
+        wanted: Which of its rows; None: all.
+        columns: Only these columns; None: all.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ConfigError: Credentials, rights or the bucket of an object store.
+        StoreUnavailable: The object store did not answer.
+    """
+    with store.answering(uri):
+        rows = pl.scan_parquet(uri, hive_partitioning=False, glob=False, storage_options=store.scan_options(uri))
+        rows = rows if wanted is None else rows.filter(wanted)
+        return (rows if columns is None else rows.select(columns)).collect()

@@ -21,13 +21,13 @@ from gr_core.data.joining import Settled
 from gr_core.lake import merging, quarantine
 from gr_core.lake.events import layout, reach
 from gr_core.lake.events.acting import Acting
-from gr_core.lake.events.reach import TO, URI
+from gr_core.lake.events.layout import KEY, URI
+from gr_core.lake.events.reach import TO
 from gr_core.lake.events.writing import Writing, files_of_clusters
 from gr_core.lake.shelf import Shelf
 from gr_core.refs import Bound, Rows
 from gr_core.schema import action_time
 
-_KEY = ("event_id", "commit")
 _HIT = "\x00hit"
 
 
@@ -100,9 +100,9 @@ class Planner:
         self._row = pl.Schema({**polars_schema(config), URI: pl.String()})
         self._changes = Shelf(self._row)
         self._gone = Shelf(
-            pl.Schema({**{name: self._row[name] for name in _KEY}, URI: pl.String(), "bucket": pl.Int32()})
+            pl.Schema({**{name: self._row[name] for name in KEY}, URI: pl.String(), "bucket": pl.Int32()})
         )
-        self._asked = Shelf(pl.Schema({**{name: self._row[name] for name in _KEY}, "bucket": pl.Int32()}))
+        self._asked = Shelf(pl.Schema({**{name: self._row[name] for name in KEY}, "bucket": pl.Int32()}))
         self._sums = _Sums()
 
     def plan(self) -> Plan:
@@ -158,7 +158,7 @@ class Planner:
 
     def _find_gone(self, near: Shelf) -> None:
         """Find the rows of restated days that the batch does not repeat."""
-        seen = Shelf(pl.Schema({**{name: self._row[name] for name in _KEY}, "bucket": pl.Int32()}))
+        seen = Shelf(pl.Schema({**{name: self._row[name] for name in KEY}, "bucket": pl.Int32()}))
         for part in self._batch.parts():
             seen.add(self._old(part, near).select(seen.schema.names()))
         for bucket in self._files["bucket"].unique().sort():
@@ -166,7 +166,7 @@ class Planner:
             before = reach.of_commits(
                 own, self._config, sorted({n for day in self._numbers.before.values() for n in day})
             )
-            left = before.join(seen.take(bucket), on=list(_KEY), how="anti", maintain_order="left")
+            left = before.join(seen.take(bucket), on=list(KEY), how="anti", maintain_order="left")
             self._gone.add(
                 left.with_columns(pl.lit(bucket, pl.Int32).alias("bucket")).select(self._gone.schema.names())
             )
@@ -199,7 +199,7 @@ class Planner:
         """Let the rows of a bucket learn from action rows; those that the batch repeats have learnt already."""
         old = acting.candidates(layout.in_buckets(self._files, [bucket]))
         for seen in (self._asked, self._gone):
-            old = old.join(seen.take(bucket).select(_KEY), on=list(_KEY), how="anti")
+            old = old.join(seen.take(bucket).select(KEY), on=list(KEY), how="anti")
         old = old.sort("event_id", "shown_at", "commit").unique("event_id", keep="last", maintain_order=True)
         self._teach(old, acting.meet(old.clear(), old, old.clear()).told)
 
@@ -239,13 +239,13 @@ class Planner:
         own = layout.in_buckets(self._files, [bucket])
         for file in own.iter_rows(named=True):
             here = pl.col(URI) == file["uri"]
-            new, left = changes.filter(here).select(*_KEY, *labels), gone.filter(here).select(_KEY)
+            new, left = changes.filter(here).select(*KEY, *labels), gone.filter(here).select(KEY)
             if new.is_empty() and left.is_empty():
                 continue
-            rows = pl.read_parquet(file["uri"], hive_partitioning=False, glob=False)
+            rows = layout.read_file(file["uri"])
             rows = rows.with_columns(
                 pl.lit(None, self._row[name]).alias(name) for name in labels if name not in rows.columns
-            ).join(left, on=list(_KEY), how="anti", maintain_order="left")
+            ).join(left, on=list(KEY), how="anti", maintain_order="left")
             rows = self._changed(rows, new, labels)
             if rows.height:
                 self._writing.add(bucket, rows)
@@ -256,7 +256,7 @@ class Planner:
             return rows
         both = rows.join(
             new.with_columns(pl.lit(value=True).alias(_HIT)),
-            on=list(_KEY),
+            on=list(KEY),
             how="left",
             suffix="_new",
             maintain_order="left",

@@ -16,16 +16,15 @@ from gr_core.config import Config
 from gr_core.data.batch import HASH_BITS, polars_schema
 from gr_core.lake.clusters import DAY_US, RECENT_US
 from gr_core.lake.events import layout
+from gr_core.lake.events.layout import KEY, URI
 from gr_core.lake.merging import lake_day
 from gr_core.refs import day_end_us, day_start_us
 
 Spans = list[tuple[int, int]]
 """Half-open ranges of shown_at, microseconds since the epoch, ascending and apart."""
 
-URI = layout.URI
 TO = "\x00to"  # bucket of the batch whose event a row of the table may be
 _HASH = "\x00hash"
-_KEY = ("event_id", "commit")
 _SHARE_ROWS = 2**21
 
 
@@ -82,7 +81,7 @@ def under_any_user(files: pl.DataFrame, config: Config, keys: pl.DataFrame, newe
     mark = (pl.col("event_id").hash() // (1 << HASH_BITS)).alias(_HASH)
     for own in _shares(overlapping(files, spans)):
         rows = layout.scan(own, config, uris=True).filter(shown_in(spans))
-        found = rows.select(*_KEY, URI, mark).join(wanted, on=_HASH, how="inner").drop(_HASH)
+        found = rows.select(*KEY, URI, mark).join(wanted, on=_HASH, how="inner").drop(_HASH)
         yield _whole(own, config, found.collect(engine="streaming"))
 
 
@@ -101,7 +100,7 @@ def under_own_user(files: pl.DataFrame, config: Config, late: pl.DataFrame) -> p
     users = late["user_id"].unique()
     own = _of_users(overlapping(files, spans), users)
     rows = layout.scan(own, config, uris=True).filter(shown_in(spans), pl.col("user_id").is_in(users.implode()))
-    found = rows.select(*_KEY, "user_id", URI).join(
+    found = rows.select(*KEY, "user_id", URI).join(
         late.lazy().select("event_id", "user_id"), on=["event_id", "user_id"], how="semi"
     )
     return _whole(own, config, found.drop("user_id").collect(engine="streaming"))
@@ -111,7 +110,7 @@ def with_ids(files: pl.DataFrame, config: Config, ids: pl.Series, spans: Spans) 
     """Read the rows of a bucket with some event_ids that were shown in some ranges: whole rows with URI."""
     own = overlapping(files, spans)
     rows = layout.scan(own, config, uris=True).filter(shown_in(spans))
-    found = rows.select(*_KEY, URI).join(pl.LazyFrame({"event_id": ids}), on="event_id", how="semi")
+    found = rows.select(*KEY, URI).join(pl.LazyFrame({"event_id": ids}), on="event_id", how="semi")
     return _whole(own, config, found.collect(engine="streaming"))
 
 
@@ -120,7 +119,7 @@ def of_commits(files: pl.DataFrame, config: Config, numbers: list[int]) -> pl.Da
     may = [layout.at_least("commit", number) & layout.at_most("commit", number) for number in numbers]
     own = files.filter(pl.any_horizontal(may)) if may else files.clear()
     rows = layout.scan(own, config, uris=True).filter(pl.col("commit").is_in(numbers))
-    return rows.select(*_KEY, "user_id", "shown_at", URI).collect()
+    return rows.select(*KEY, "user_id", "shown_at", URI).collect()
 
 
 def day_counts(
@@ -150,7 +149,7 @@ def day_counts(
     theirs = shown_in(late_spans) & pl.col("user_id").is_in(users.implode())
     rows = layout.scan(own, config).filter(shown_in(spans) | theirs if late_spans else shown_in(spans))
     if not gone.is_empty():
-        rows = rows.join(gone.lazy().select(_KEY), on=list(_KEY), how="anti")
+        rows = rows.join(gone.lazy().select(KEY), on=list(KEY), how="anti")
     counted = rows.select("user_id", day).join(pairs, on=["user_id", "day"], how="semi")
     return counted.group_by("user_id", "day").agg(pl.len().alias("count")).collect(engine="streaming")
 
@@ -167,7 +166,7 @@ def matched(config: Config, events: pl.DataFrame, old: pl.DataFrame, newest_us: 
     if old.is_empty():
         return old
     new = events.select("event_id", pl.col("user_id").alias("\x00user"), pl.col("shown_at").alias("\x00shown"))
-    pairs = old.unique(_KEY, keep="any").join(new, on="event_id", how="inner")
+    pairs = old.unique(KEY, keep="any").join(new, on="event_id", how="inner")
     apart_us = (pl.col("shown_at") - pl.col("\x00shown")).dt.total_microseconds().abs()
     recent = pl.col("\x00shown") >= _at(recent_from(newest_us))
     pairs = pairs.filter(
@@ -192,7 +191,7 @@ def _whole(files: pl.DataFrame, config: Config, found: pl.DataFrame) -> pl.DataF
         return found.clear().drop(URI).select(pl.exclude(types.names())).hstack(types.to_frame())
     own = files.filter(pl.col("uri").is_in(found[URI].unique().implode()))
     rows = layout.scan(own, config, uris=True)
-    return rows.join(found.lazy().drop(URI).unique(), on=list(_KEY), how="inner").collect()
+    return rows.join(found.lazy().drop(URI).unique(), on=list(KEY), how="inner").collect()
 
 
 def _of_users(files: pl.DataFrame, users: pl.Series) -> pl.DataFrame:

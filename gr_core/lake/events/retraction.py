@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,14 +18,13 @@ from deltalake.exceptions import CommitFailedError
 
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import layout
-from gr_core.lake.events.erasure import TOLD, Open, marks, table_schema
+from gr_core.lake.events.erasure import TOLD, Open, marks
 from gr_core.lake.events.writing import Writing, clusters
 from gr_core.refs import Ref
 
 logger = logging.getLogger("gr_core.lake.events")
 
-_KEYS = ["event_id", "commit"]
-_ORDER = ("user_id", "shown_at", "event_id")
+_KEYS = list(layout.KEY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +108,7 @@ class TakeBack:
         table = open_at(None)
         assert table is not None
         self._table, self._asked, self._keep, self._trained = table, asked, keep, trained
-        self._writing = Writing(table, uri, table_schema(table))
+        self._writing = Writing(table, uri, layout.schema_of(table))
         self._open_at = open_at
         self._files: dict[int, pl.DataFrame | None] = {}
         self._back = 0  # rows that were replaced and are there again
@@ -207,7 +206,7 @@ class TakeBack:
                 before = before.join(known.select(_KEYS), on=_KEYS, how="anti") if known.height else before
             parts.append(before)
         parts = [part for part in parts if part.height]
-        return pl.concat(parts, how="diagonal_relaxed").sort(_ORDER) if parts else NO_ROWS.clone()
+        return pl.concat(parts, how="diagonal_relaxed").sort(layout.ORDER) if parts else NO_ROWS.clone()
 
     def _changed_again(self, bucket: int, files: pl.DataFrame) -> int:
         """Count rows that an ingestion had changed, as its own version tells, and a later commit changed again."""
@@ -247,20 +246,20 @@ class TakeBack:
 
     def _rewrite(self, bucket: int, file: dict[str, Any], restored: pl.DataFrame) -> None:
         """Write a file anew without the rows that go, and with those that are as before; others are left alone."""
-        rows = pl.read_parquet(file["uri"], hive_partitioning=False, glob=False)
+        rows = layout.read_file(file["uri"])
         stay = rows.filter(~pl.col("commit").is_in(self._asked.numbers))
         if restored.height:
             mine = restored.join(stay.select(_KEYS), on=_KEYS, how="semi")
             stay = stay.join(mine.select(_KEYS), on=_KEYS, how="anti")
             if mine.height:
-                stay = pl.concat([stay, mine], how="diagonal_relaxed").sort(_ORDER)
+                stay = pl.concat([stay, mine], how="diagonal_relaxed").sort(layout.ORDER)
             elif stay.height == rows.height:
                 return
         elif stay.height == rows.height:
             return
         self._writing.remove(file["path"], bucket, file["size"])
         if stay.height:
-            self._writing.add(bucket, stay.sort(_ORDER))
+            self._writing.add(bucket, stay.sort(layout.ORDER))
 
 
 NO_ROWS = pl.DataFrame(
@@ -280,6 +279,5 @@ def _among(rows: pl.DataFrame) -> pl.Expr:
 
 def read(files: pl.DataFrame, wanted: pl.Expr) -> pl.DataFrame:
     """Read the wanted rows of files of one bucket, with every column that any of them has, by user and time."""
-    uris: Iterable[str] = files["uri"].to_list()
-    parts = [pl.scan_parquet(uri, hive_partitioning=False, glob=False).filter(wanted).collect() for uri in uris]
-    return pl.concat(parts, how="diagonal_relaxed").sort(_ORDER) if parts else NO_ROWS.clone()
+    parts = [layout.read_file(uri, wanted) for uri in files["uri"]]
+    return pl.concat(parts, how="diagonal_relaxed").sort(layout.ORDER) if parts else NO_ROWS.clone()

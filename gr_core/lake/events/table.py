@@ -22,11 +22,11 @@ from gr_core.data.batch import Batch, SpilledBatch, polars_schema
 from gr_core.errors import CommitConflict, FormatError
 from gr_core.hashing import bucket_of
 from gr_core.lake import pending, quarantine, tombstones
-from gr_core.lake.commits import COMMIT_KEY, NIGHT_KEY, Commit
+from gr_core.lake.commits import COMMIT_KEY, INGEST, NIGHT_KEY, Commit
 from gr_core.lake.events import books, erasure, layout, upkeep
 from gr_core.lake.events.acting import Acting
 from gr_core.lake.events.planning import Numbers, Plan, Planner
-from gr_core.lake.events.versions import INGEST, NIGHT, PLACE, RESTATED, Versions
+from gr_core.lake.events.versions import NIGHT, PLACE, RESTATED, Versions
 from gr_core.lake.events.writing import Writing
 from gr_core.refs import Bound
 from gr_core.schema import event_schema
@@ -249,7 +249,7 @@ class EventTable(Versions):
         frame = layout.scan(files, self.config).filter(*wanted).select(asked).collect()
         if hides:
             frame = frame.filter(~hidden.hides(frame["user_id"])).select(names)
-        order = [name for name in ("user_id", "shown_at", "event_id") if name in names]
+        order = [name for name in layout.ORDER if name in names]
         return frame.sort(order, maintain_order=True) if order else frame
 
     def _pinned(self, delta_version: int) -> tuple[DeltaTable, list[pl.Expr]]:
@@ -374,5 +374,5 @@ def _reasons(rows: pl.DataFrame) -> dict[str, int]:
 def _written_schema(table: DeltaTable, config: Config) -> pa.Schema:
     """Return the columns to write: the config's, then those only the table has (written null)."""
     wanted = event_schema(config.source.action_names, config.source.side_features)
-    there = pa.schema(table.schema().to_arrow())
+    there = layout.schema_of(table)
     return pa.schema([*wanted, *(there.field(name) for name in there.names if name not in wanted.names)])

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
@@ -31,7 +30,6 @@ LAG = 4  # commits that wait beside a complete run
 SMALL_ROWS = 2**18  # larger files stay as they are
 MARK = "daybreak.compaction"
 """Metadata key of a version that compacted: the first and the last commit of the run."""
-_ORDER = ["user_id", "shown_at", "event_id"]
 _FEW_FILES = 3  # of a run and bucket: what its compaction leaves at most
 
 
@@ -64,7 +62,7 @@ def compact(open_table: Callable[[], DeltaTable | None], uri: str, newest_commit
         small = _small_files(layout.files_of(table), first)
         if small.is_empty():
             continue
-        writing = Writing(table, uri, pa.schema(table.schema().to_arrow()))
+        writing = Writing(table, uri, layout.schema_of(table))
         last = first + RUN - 1
         try:
             for bucket in small["bucket"].unique().sort():
@@ -94,8 +92,8 @@ def _small_files(files: pl.DataFrame, first: int) -> pl.DataFrame:
 
 def _merge(files: pl.DataFrame, bucket: int, writing: Writing) -> None:
     """Write the rows of a bucket's small files as one file of the run's own days, and one of late rows."""
-    parts = [pl.read_parquet(uri, hive_partitioning=False, glob=False) for uri in files["uri"]]
-    rows = pl.concat(parts, how="diagonal_relaxed").sort(_ORDER)
+    parts = [layout.read_file(uri) for uri in files["uri"]]
+    rows = pl.concat(parts, how="diagonal_relaxed").sort(layout.ORDER)
     newest = rows.group_by("commit").agg(pl.col("shown_at").max()).sort("commit")["shown_at"].to_physical()
     # the run's own days start with its first commit's newest ones
     for cluster in clusters(rows, int(newest.max()) - int(newest[0]) + RECENT_US):  # type: ignore[arg-type]

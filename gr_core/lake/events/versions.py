@@ -18,14 +18,13 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from gr_core.config import Config
 from gr_core.errors import ConfigError, FormatError, StoreUnavailable
 from gr_core.lake import pending, quarantine, store
-from gr_core.lake.commits import COMMIT_KEY, Commit
-from gr_core.lake.events import books, erasure
+from gr_core.lake.commits import COMMIT_KEY, INGEST, Commit
+from gr_core.lake.events import books, erasure, layout
 from gr_core.schema import EVENT_FORMAT, event_schema
 
 logger = logging.getLogger("gr_core.lake.events")
 
-INGEST = "ingest"  # app transaction: the newest commit's number
-NIGHT = "night-"  # of a night: its commit's number
+NIGHT = "night-"  # app transaction of a night: its commit's number
 PLACE = "commit-"  # of a commit: the lowest Delta version that it can have made
 RESTATED = "day-"  # of a feed day that was read again: the number of the commit that did so last
 
@@ -188,7 +187,7 @@ class Versions:
         source = self.config.source
         table = self._open()
         if table is not None:
-            there = pa.schema(table.schema().to_arrow()).names
+            there = layout.schema_of(table).names
             wanted = event_schema(source.action_names, source.side_features)
             gained = pa.schema([item for item in wanted if item.name not in there])
             if gained.names:

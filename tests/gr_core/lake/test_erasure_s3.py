@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import polars as pl
+import pytest
 
+from gr_core.errors import StoreUnavailable
+from gr_core.hashing import bucket_of
 from gr_core.lake import leftovers, nightfiles, remote, store, tombstones
 from gr_core.lake.events import EventTable, erasure
 from gr_core.lake.events.retraction import Asked, Ingestion, TakeBack
@@ -62,3 +66,36 @@ def test_a_user_leaves_and_a_commit_is_taken_back(bucket: str) -> None:
     assert told is not None
     assert told.rows == 1
     assert events.read(events.delta_version())["event_id"].to_list() == ["other-1"]
+
+
+def test_a_store_that_breaks_off_is_not_taken_for_a_file_that_is_gone(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old file that cannot be asked about stays, and what a changed row was before is not given up."""
+    events = EventTable(f"{bucket}/home/lake/events", make_config())
+    events.ingest("2025-06-01", batch(events.config, event("a", known=0)), parent=None)
+    old = next(one.uri for one in remote.listing(events.uri) if one.name.endswith(".parquet"))
+    events.ingest("2025-06-02", batch(events.config, event("a", actions=1)), parent=None)
+    number = bucket_of("u", BUCKETS)
+    stranger = next(user for user in map(str, range(99)) if bucket_of(user, BUCKETS) == number)
+    taking = TakeBack(
+        events.at,
+        events.uri,
+        Asked(numbers=frozenset([2]), whole=(Ingestion.of(events.commits()[-1]),)),
+        keep=lambda _bucket, _rows: "",
+        trained=lambda rows: rows["user_id"] == "u",
+    )
+    real = pl.scan_parquet
+
+    def breaking(uri: str, **named: Any) -> pl.LazyFrame:
+        if old in uri:
+            raise OSError("object-store error: Generic S3 error: Error performing GET: connection closed")
+        return real(uri, **named)
+
+    monkeypatch.setattr(pl, "scan_parquet", breaking)
+
+    with pytest.raises(StoreUnavailable, match="did not answer"):
+        erasure.forget_files(events.at, events.uri, stranger, BUCKETS)
+    assert store.exists(old)
+    with pytest.raises(StoreUnavailable, match="did not answer"):
+        taking.run("poison")
