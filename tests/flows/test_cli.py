@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 
 import tests.tiny as tiny
 from flows.cli import main
+from gr_core.errors import DataContractError
 from gr_core.lake.journal import Journal, nights
 from gr_core.lake.lock import night_lock
 
@@ -215,6 +218,24 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
         assert night[key] == undisturbed[key], key
     states = [json.loads(next((h / "nights" / DAY).glob("checkpoint-*/state.json")).read_text()) for h in (home, calm)]
     assert states[0]["digest"] == states[1]["digest"]
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_server")
+def test_bad_input_that_the_flow_meets_is_said_without_a_traceback(tmp_path: Path) -> None:
+    """The days of a backfill after its first are looked at inside the flow: one clear line there too."""
+    from flows.nightly import nightly
+
+    config, shown = tiny.make(tmp_path, days=0), io.StringIO()
+    handler = logging.StreamHandler(shown)
+    logging.getLogger("prefect.flow_runs").addHandler(handler)
+    try:
+        with pytest.raises(DataContractError):
+            nightly(config=str(config), date=tiny.FIRST_DAY, home=str(tmp_path / "home"))
+    finally:
+        logging.getLogger("prefect.flow_runs").removeHandler(handler)
+    assert f"DataContractError('day {DAY} is missing" in shown.getvalue()
+    assert "Traceback" not in shown.getvalue()
 
 
 @pytest.mark.prefect

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from typing import Any
 
 import pytest
@@ -75,3 +77,35 @@ def test_every_stage_has_a_retry_policy_and_no_cache(task: Any) -> None:
 def test_only_transient_faults_are_retried(error: BaseException | None, expected: bool) -> None:  # noqa: FBT001
     """Silent storage and lost commits are tried again; what trying again would not mend is not."""
     assert is_transient(None, None, Outcome(error)) is expected
+
+
+@pytest.mark.parametrize("name", ["prefect.flow_runs", "prefect.task_runs"])
+@pytest.mark.parametrize(
+    ("error", "level", "traced"),
+    [
+        (DataContractError("no column"), logging.INFO, False),
+        (ConfigError("bad key"), logging.INFO, False),
+        (ConfigError("bad key"), logging.DEBUG, True),
+        (StoreUnavailable("silent"), logging.INFO, True),
+        (TrainingError("not finite"), logging.INFO, True),
+        (ValueError("ours"), logging.INFO, True),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line_and_a_fault_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, level: int, *, traced: bool
+) -> None:
+    """What Prefect logs of a run that ended so: the message says all of bad input, of a fault the place is needed."""
+    logger, shown = logging.getLogger(name), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(shown)])
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.setLevel(level)
+    try:
+        raise error
+    except type(error) as caught:
+        logger.exception("Encountered exception during execution: %r", caught)
+    finally:
+        logger.setLevel(logging.NOTSET)
+    assert str(error) in shown.getvalue()
+    assert ("Traceback" in shown.getvalue()) is traced
+    assert traced or shown.getvalue().count("\n") == 1
