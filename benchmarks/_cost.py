@@ -24,8 +24,7 @@ from benchmarks._child import measure
 from benchmarks._report import Figure, Report
 from gr_core.config import Config, parse_config
 from gr_core.data import due, ragged
-from gr_core.data.batch import COMMITTED, Batch
-from gr_core.data.contract import polars_schema
+from gr_core.data.batch import COMMITTED, Batch, polars_schema
 from gr_core.hashing import bucket_of
 from gr_core.lake import quarantine
 from gr_core.lake.events import EventTable

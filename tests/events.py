@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from gr_core.config import Config, parse_config
-from gr_core.data.contract import Batch, polars_schema
+from gr_core.data.batch import Batch, polars_schema
 from gr_core.hashing import bucket_of
 from gr_core.lake import quarantine
 from gr_core.lake.events import EventTable

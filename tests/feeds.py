@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 
 from gr_core.config import Config, parse_config
-from gr_core.data.contract import Batch, read_day
+from gr_core.data.batch import Batch
+from gr_core.data.contract import read_day
 from gr_core.lake.source import list_files
 
 DAY = date(2025, 6, 1)

@@ -37,12 +37,11 @@ from gr_core.data.batch import (
     working_schema,
 )
 from gr_core.data.expressions import INSTANT
-from gr_core.data.figures import Tally, described
+from gr_core.data.figures import NullCounts, described
 from gr_core.data.prefetch import Prefetched
 from gr_core.data.rawrows import REASON, applied, nothing_usable, read_columns
 from gr_core.data.sides import SideCache, join_tables
 from gr_core.data.users import pseudonymised, raw_rows
-from gr_core.data.users import stored_user as stored_user
 from gr_core.hashing import fingerprint
 from gr_core.lake import quarantine, rawfile, store
 from gr_core.lake.shelf import Shelf
@@ -50,8 +49,6 @@ from gr_core.lake.source import SourceFile, completed, input_identity, own_schem
 from gr_core.lake.tombstones import NOBODY, Tombstones
 from gr_core.refs import day_end_us
 from gr_core.schema import action_time
-
-__all__ = ["Batch", "SpilledBatch", "identity", "polars_schema", "read_day", "stored_user"]
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +113,7 @@ class _Intake:
         self._hashes: list[npt.NDArray[np.uint64]] = []
         self._bad: list[pl.DataFrame] = []
         self._tables = SideCache()
-        self._tally = Tally(config)
+        self._nulls = NullCounts(config)
         self._files: list[SourceFile] = []
         self._schemas: list[dict[str, pl.DataType]] = []
         self._file_days: list[int] = []
@@ -176,7 +173,7 @@ class _Intake:
         if rows.is_empty():
             return
         rows = rows.with_columns(self._buckets.of(rows["user_id"])).select(self._shelf.schema.names())
-        self._tally.add(rows)
+        self._nulls.add(rows)
         self._hashes.append(marked(rows))
         self._newest = max(newest_us(rows) or 0, self._newest)
         self._shelf.add(rows)
@@ -197,7 +194,7 @@ class _Intake:
             "newest": self._newest or None,
             "uris": uris,
             "file_days": tuple(self._file_days),
-            **described(config, self._feed, self._files, self._schemas, self._tally),
+            **described(config, self._feed, self._files, self._schemas, self._nulls),
         }
         if shelf.spilled:
             hashes = np.concatenate(self._hashes)

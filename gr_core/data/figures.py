@@ -18,7 +18,7 @@ from gr_core.lake.source import SourceFile
 
 
 @dataclass
-class Tally:
+class NullCounts:
     """Counts nulls over contract rows that come in parts; parts may come in any order."""
 
     config: Config
@@ -48,7 +48,7 @@ def described(
     feed: FeedConfig,
     files: list[SourceFile],
     schemas: list[dict[str, pl.DataType]],
-    tally: Tally,
+    nulls: NullCounts,
     head: int | None = None,
 ) -> dict[str, Any]:
     """Return what a feed's files of a day are like: the Batch's `unknown_columns` and `figures`.
@@ -58,7 +58,7 @@ def described(
         feed: The feed.
         files: Its files.
         schemas: Their columns as they are read.
-        tally: Filled with the rows that keep the contract.
+        nulls: Filled with the rows that keep the contract.
         head: Of an ndjson file only so many records are looked at; None: all.
     """
     declared = set(feed.types) | set(feed_columns(config.source, feed))
@@ -70,5 +70,5 @@ def described(
         for name in names:
             columns.setdefault(name, set()).add(str(schema.get(name, "undeclared")))
     types = {name: " | ".join(sorted(kinds)) for name, kinds in sorted(columns.items())}
-    figures = {"files": len(files), "columns": types, **tally.figures()}
+    figures = {"files": len(files), "columns": types, **nulls.figures()}
     return {"unknown_columns": dict(sorted(unknown.items())), "figures": figures}

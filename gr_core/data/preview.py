@@ -16,7 +16,7 @@ import polars as pl
 
 from gr_core.config import Config, FeedConfig, TableConfig, TimeColumn
 from gr_core.data import actions, contract, expressions
-from gr_core.data.figures import Tally
+from gr_core.data.figures import NullCounts
 from gr_core.data.rawrows import REASON, applied, read_columns
 from gr_core.lake import rawfile
 from gr_core.lake.source import SourceFile, own_schemas
@@ -270,9 +270,9 @@ def table_columns(
     ]
 
 
-def tally(config: Config, preview: Preview) -> Tally:
+def null_counts(config: Config, preview: Preview) -> NullCounts:
     """Count the nulls of the sampled impressions that keep the contract; action rows have none to count."""
-    counted = Tally(config)
+    counted = NullCounts(config)
     for part in preview.events:
         if "known" in part.columns:
             counted.add(part)

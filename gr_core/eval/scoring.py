@@ -102,13 +102,14 @@ class Scorer:
             one_bucket=index["layout"] == "padded",
         )
         parts: list[tuple[Any, ...]] = []
-        for batch in reader:
-            if batch.weights["token"] == 0:
-                continue
-            inputs = builder.build(batch)
-            logits = self.model(self.weight[inputs.rows], inputs)
-            at = inputs.targets
-            parts.append((logits, batch.labels[at], batch.label_known[at], batch.time[at]))
+        with reader.ahead() as batches:
+            for batch in batches:
+                if batch.weights["token"] == 0:
+                    continue
+                inputs = builder.build(batch)
+                logits = self.model(self.weight[inputs.rows], inputs)
+                at = inputs.targets
+                parts.append((logits, batch.labels[at], batch.label_known[at], batch.time[at]))
         empty = (torch.empty(0, len(self.supervised)), *(torch.empty(0, dtype=t) for t in _KINDS))
         columns = [torch.cat(column).numpy() for column in zip(*(parts or [empty]), strict=True)]
         event_ids, users = reader.targets()

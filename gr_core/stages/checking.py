@@ -200,7 +200,12 @@ def _sample(config: Config, day: Date, feed: FeedConfig, findings: Findings) -> 
         head = max(_LEAST_ROWS, SAMPLED_ROWS // len(chosen))
         seen = preview.look(config, day, feed, chosen, head)
         facts = described(
-            config, feed, [one for one, _ in usable], [two for _, two in usable], preview.tally(config, seen), head
+            config,
+            feed,
+            [one for one, _ in usable],
+            [two for _, two in usable],
+            preview.null_counts(config, seen),
+            head,
         )
         one = Sampled(
             feed=feed,
@@ -298,7 +303,7 @@ def _tables(config: Config, day: Date, findings: Findings) -> list[dict[str, Any
 def _against_past(config: Config, day: Date, one: Sampled, entries: list[Entry], findings: Findings) -> None:
     """Judge the sample, scaled to the day, as the night would judge the day."""
     ids = pl.concat([part.select("event_id") for part in one.preview.events])
-    counted = preview.tally(config, one.preview)
+    counted = preview.null_counts(config, one.preview)
     figures = {
         "files": one.files,
         "columns": one.columns,

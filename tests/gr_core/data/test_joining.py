@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gr_core.config import Config
 from gr_core.data import actions, joining
 from gr_core.data.actions import ActionBatch
-from gr_core.data.contract import polars_schema
+from gr_core.data.batch import polars_schema
 from gr_core.data.joining import Asked, Joined, Settled
 from gr_core.lake import quarantine
 from gr_core.lake.events import reach

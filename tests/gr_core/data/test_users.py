@@ -12,8 +12,7 @@ import polars as pl
 import pytest
 
 from gr_core.config import Config
-from gr_core.data import contract
-from gr_core.data.users import pseudonymised
+from gr_core.data import users
 from gr_core.errors import ConfigError
 from gr_core.hashing import bucket_of
 from gr_core.lake import userkey
@@ -49,8 +48,8 @@ def test_users_are_stored_under_keyed_hashes(tmp_path: Path) -> None:
     assert sorted(batch.events["user_id"]) == sorted([hashed("u7"), hashed("u7"), hashed("u8")])
     assert batch.events["bucket"].to_list() == [bucket_of(u, config.lake.num_buckets) for u in batch.events["user_id"]]
     assert batch.reasons == {"null_user": 1}
-    assert contract.stored_user(config, "u7") == hashed("u7")
-    assert contract.stored_user(make_config(tmp_path), "u7") == "u7"
+    assert users.stored_user(config, "u7") == hashed("u7")
+    assert users.stored_user(make_config(tmp_path), "u7") == "u7"
 
 
 @pytest.mark.usefixtures("key")
@@ -75,7 +74,7 @@ def test_an_event_id_made_of_the_user_hides_him_too(tmp_path: Path) -> None:
 
     assert read(config).events["event_id"].to_list() == [f"{hashed('7')}:3"]
     raw = pl.DataFrame({"who": [7], "what": [3], "event_id": ["7:3"]})
-    assert pseudonymised(both, both.source.feeds[1], raw)["event_id"].to_list() == [f"{hashed('7')}:3"]
+    assert users.pseudonymised(both, both.source.feeds[1], raw)["event_id"].to_list() == [f"{hashed('7')}:3"]
 
 
 @pytest.mark.usefixtures("key")
