@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-console = Console(stderr=True)
+_WIDTH = 140  # columns where there is no terminal to ask: a table in a log is not broken at 80
+
+
+def _console(*, stderr: bool) -> Console:
+    made = Console(stderr=stderr)
+    return made if made.is_terminal else Console(stderr=stderr, width=_WIDTH)
+
+
+console = _console(stderr=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +81,20 @@ class Report:
         return [name for name, figure in self.figures.items() if figure.is_missed]
 
 
+@contextmanager
+def work_folder(name: str, parent: Path | None) -> Iterator[Path]:
+    """Make a folder for feeds and homes, and remove it at the end.
+
+    Args:
+        name: Begins the folder's name.
+        parent: Where it lies, made if missing; None: in the system's temporary folder.
+    """
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=parent) as folder:
+        yield Path(folder)
+
+
 def conclude(report: Report, *, enforce: bool, as_json: bool) -> int:
     """Print a benchmark's table and what missed, with `as_json` the one object on stdout; return the exit status.
 
@@ -81,7 +107,7 @@ def conclude(report: Report, *, enforce: bool, as_json: bool) -> int:
         1 if a figure misses its goal, else 0.
     """
     missed = report.missed() if enforce else []
-    (console if as_json else Console()).print(table_of(report, enforce=enforce))
+    (console if as_json else _console(stderr=False)).print(table_of(report, enforce=enforce))
     for name in missed:
         console.print(f"missed: {name} is {report.figures[name].value}, goal {report.figures[name].goal}")
     if as_json:

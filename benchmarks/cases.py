@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from benchmarks import _cases
 from benchmarks._child import measure
 from benchmarks._events import Feed, config_of, fields_of
-from benchmarks._report import Figure, Report, conclude, console
+from benchmarks._report import Figure, Report, conclude, console, work_folder
 from benchmarks.data import conditions
 
 MAX_PARAMETER_BYTES = 512 * 1024
@@ -165,10 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     sizes = QUICK if options.quick else FULL
     report = Report(conditions=conditions(quick=options.quick))
-    with tempfile.TemporaryDirectory(prefix="cases-", dir=options.work) as work:
+    with work_folder("cases", options.work) as work:
         for name in options.only or list(CASES):
             console.print(f"running {name}")
-            CASES[name](report, Path(work), **sizes[name])
+            CASES[name](report, work, **sizes[name])
 
     return conclude(report, enforce=True, as_json=options.json)
 

@@ -12,7 +12,6 @@ import argparse
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from benchmarks import _build, _cost, _loading, _packing
 from benchmarks._events import Feed
-from benchmarks._report import Report, conclude, console
+from benchmarks._report import Report, conclude, console, work_folder
 
 Sizes = dict[str, Any]
 FULL: Sizes = {
@@ -62,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = QUICK if options.quick else FULL
     parts = options.only or [name for name in PARTS if name != "large" or options.large]
     report = Report(conditions=conditions(quick=options.quick))
-    with tempfile.TemporaryDirectory(prefix="data-", dir=options.work) as work:
+    with work_folder("data", options.work) as work:
         for name in parts:
             console.print(f"measuring {name}")
-            PARTS[name](report, Path(work), sizes)
+            PARTS[name](report, work, sizes)
 
     return conclude(report, enforce=not options.quick, as_json=options.json)
 
