@@ -305,6 +305,16 @@ def stage_fingerprint(name: str, identity: Any) -> str:
     return fingerprint({"stage": name, "format": STAGE_FORMAT[name], "identity": identity})
 
 
+def _nothing_to_repeat(night: Night, name: str) -> str:
+    kinds = [entry.kind for entry in night.journal.entries() if entry.kind == "forgotten" or entry.night == night.key]
+    if "forgotten" in kinds[len(kinds) - kinds[::-1].index("finished") :]:
+        return (
+            f"night {night.key} has no output of stage {name} any more: `daybreak forget` removed what held a user; its "
+            "result and model stand, but no stage after it can be repeated"
+        )
+    return f"night {night.key} finished without stage {name}; there is nothing to repeat"
+
+
 def run_stage(
     night: Night,
     name: str,
@@ -335,7 +345,7 @@ def run_stage(
     manifest = _manifest(uri) if night.force != name else None
     if night.finished and night.force != name:
         if manifest is None:
-            raise UsageError(f"night {night.key} finished without stage {name}; there is nothing to repeat", where=name)
+            raise UsageError(_nothing_to_repeat(night, name), where=name)
         return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
     if manifest is not None and manifest["fingerprint"] == wanted and intact(manifest["result"]):
         logger.info("%s%s: already done, reused", name, f" {part}" if part else "")

@@ -11,12 +11,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from gr_core.config import load_config
 from gr_core.errors import UsageError
+from gr_core.hashing import bucket_of
 from gr_core.lake.lock import night_lock
+from gr_core.night import open_night, run_stage
 from gr_core.stages import outcome
 from tests.erased import (
     FIRST,
     HIM,
+    SECOND,
     THIRD,
     entries_of,
     forget,
@@ -174,3 +178,25 @@ def test_a_forgotten_user_is_still_held_by_versions_that_retracted_rows_trained(
     held = [one["what"] for one in forget(config, poisoned_home)["still_held_by"]]
 
     assert [what.split(":")[0] for what in held if what.startswith("model")] == ["model version 1", "model version 2"]
+
+
+def test_a_stage_that_a_forget_took_says_so_when_it_is_forced(
+    poisoned: tuple[Path, Path, Path], poisoned_home: Path
+) -> None:
+    """It is not told that it never ran; of another finished night's missing stage that is still said."""
+    config = load_config(poisoned[0])
+    forget(poisoned[0], poisoned_home)
+    night = open_night(config, str(poisoned_home), SECOND, at_us=1, force="pack")
+
+    with pytest.raises(UsageError, match="`daybreak forget` removed what held a user"):
+        run_stage(night, "sequences", {}, dict, part=f"{bucket_of(HIM, config.lake.num_buckets):05d}")
+
+
+def test_a_stage_that_never_ran_is_told_apart_from_one_that_a_forget_took(
+    poisoned: tuple[Path, Path, Path], poisoned_home: Path
+) -> None:
+    """Without a forget since the night finished there is nothing to repeat."""
+    night = open_night(load_config(poisoned[0]), str(poisoned_home), SECOND, at_us=1, force="pack")
+
+    with pytest.raises(UsageError, match="finished without stage register; there is nothing to repeat"):
+        run_stage(night, "register", {}, dict)
