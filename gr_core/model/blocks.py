@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gr_core.model.attention import AttentionPlan, attend, attend_targets
+from gr_core.model.attention import AttentionPlan
 from gr_core.model.settings import ModelConfig
 
 ROPE_BASE = 10_000.0
@@ -82,13 +82,13 @@ class Block(nn.Module):
             rest = x_TD.index_select(0, targets_N)
             key, value = torch.chunk(self._split(self.key_value(normed_TD)), 2, dim=1)
             query = rotate(self._split(self.query(normed_TD.index_select(0, targets_N))), angles[targets_N])
-            mixed = attend_targets(query, rotate(key, angles), value, plan)
+            mixed = plan.attend_targets(query, rotate(key, angles), value)
         else:
             rest = x_TD
             weight = torch.cat([self.query.weight, self.key_value.weight])
             heads = self._split(F.linear(normed_TD, weight))
             query_key, value = torch.split(heads, [2 * self.heads, self.heads], dim=1)
-            mixed = attend(rotate(query_key, angles), value, plan)
+            mixed = plan.attend(rotate(query_key, angles), value)
         x = rest + self._drop(self.out(mixed.flatten(1)))
         return x + self._drop(self.feedforward(self.norm_feedforward(x)))
 

@@ -8,7 +8,7 @@ Dims: `T` tokens, `N` targets, `A` actions, `F` item features, `C` context featu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from gr_core.data.batches import Batch
-from gr_core.model.attention import AttentionPlan, plan_attention
+from gr_core.model.attention import AttentionPlan, Layout, plan_bucketed
+from gr_core.model.attention.plan import list_tensors, map_tensors
 from gr_core.model.embeddings import RowMap
 from gr_core.model.losses import loss_weights
 from gr_core.model.settings import ModelConfig
@@ -70,22 +71,12 @@ class Inputs:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Return inputs with every tensor changed, the plan's too; each is changed once, in a fixed order."""
-        changed = {f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
-        plan = AttentionPlan(
-            **{name: change(getattr(self.plan, name)) for name in _PLAN_TENSORS},
-            full=tuple(replace(b, mask=change(b.mask)) for b in self.plan.full),
-            top=tuple(replace(b, mask=change(b.mask)) for b in self.plan.top),
-        )
-        return Inputs(**changed, plan=plan)
+        mapped: Inputs = map_tensors(self, change)
+        return mapped
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor, in the order of `map`."""
-        plan = self.plan
-        own = [getattr(self, f.name) for f in fields(self) if f.name != "plan"]
-        return [*own, *(getattr(plan, name) for name in _PLAN_TENSORS), *(b.mask for b in (*plan.full, *plan.top))]
-
-
-_PLAN_TENSORS = ("key_pad", "key_place", "query_pad", "query_place")
+        return list_tensors(self)
 
 
 def action_bits(mask: int) -> list[int]:
@@ -162,7 +153,9 @@ class InputBuilder:
             labels=torch.from_numpy(_bits(batch.labels.numpy()[targets], self.bits)),
             known=torch.from_numpy(_bits(batch.label_known.numpy()[targets], self.bits)),
             weights=torch.from_numpy(weights),
-            plan=plan_attention(batch.segment_starts, lo, hi, targets, one_bucket=self.one_bucket),
+            plan=plan_bucketed(
+                Layout(segment_starts=batch.segment_starts, lo=lo, hi=hi, targets=targets), one_bucket=self.one_bucket
+            ),
         )
 
     def _flat(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gr_core.model.attention import attend, attend_targets, plan_attention
+from gr_core.model.attention import Layout, plan_bucketed
 from kernels.interval_attention import interval_attention
 
 CASES = {
@@ -25,23 +25,26 @@ def make(sizes, dtype=torch.float64):
         lo += [begin + max(0, j - 40) for j in range(history)] + (begin + np.maximum(seen - 40, 0)).tolist()
         targets += range(begin + history, begin + history + count)
         starts.append(begin + history + count)
-    arrays = [np.asarray(x, np.int64) for x in (starts, lo, hi, targets)]
+    starts, lo, hi, targets = (np.asarray(x, np.int64) for x in (starts, lo, hi, targets))
+    layout = Layout(segment_starts=starts, lo=lo, hi=hi, targets=targets)
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(starts[-1], 2, 4, generator=generator, dtype=dtype, requires_grad=True) for _ in range(3))
-    return arrays, q, k, v
+    return layout, q, k, v
 
 
 @pytest.mark.parametrize("one_bucket", [False, True], ids=["buckets", "one bucket"])
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
 def test_attend_equals_the_reference_with_gradients(sizes, one_bucket):
     """All tokens as queries: output and all three gradients agree with the dense reference to 1e-10 in fp64."""
-    (starts, lo, hi, targets), q, k, v = make(sizes)
-    plan = plan_attention(starts, lo, hi, targets, one_bucket=one_bucket)
+    layout, q, k, v = make(sizes)
+    plan = plan_bucketed(layout, one_bucket=one_bucket)
     cotangent = torch.randn_like(q)
-    dense = interval_attention(q, k, v, torch.from_numpy(lo), torch.from_numpy(hi), torch.arange(len(lo)))
+    dense = interval_attention(
+        q, k, v, torch.from_numpy(layout.lo), torch.from_numpy(layout.hi), torch.arange(len(layout.lo))
+    )
     expected = torch.autograd.grad(dense, (q, k, v), cotangent)
 
-    got = attend(torch.cat([q, k], dim=1), v, plan)
+    got = plan.attend(torch.cat([q, k], dim=1), v)
 
     assert torch.allclose(got, dense, atol=1e-10)
     for mine, theirs in zip(torch.autograd.grad(got, (q, k, v), cotangent), expected, strict=True):
@@ -51,15 +54,15 @@ def test_attend_equals_the_reference_with_gradients(sizes, one_bucket):
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
 def test_attend_targets_equals_the_reference_with_gradients(sizes):
     """Targets only as queries: the same rows as with all queries, and the same gradients."""
-    (starts, lo, hi, targets), q, k, v = make(sizes)
-    plan = plan_attention(starts, lo, hi, targets)
-    at = torch.from_numpy(targets)
+    layout, q, k, v = make(sizes)
+    plan = plan_bucketed(layout)
+    at = torch.from_numpy(layout.targets)
     query = q.detach()[at].requires_grad_()
-    dense = interval_attention(query, k, v, torch.from_numpy(lo)[at], torch.from_numpy(hi)[at], at)
+    dense = interval_attention(query, k, v, torch.from_numpy(layout.lo)[at], torch.from_numpy(layout.hi)[at], at)
     cotangent = torch.randn_like(query)
     expected = torch.autograd.grad(dense, (query, k, v), cotangent)
 
-    got = attend_targets(query, k, v, plan)
+    got = plan.attend_targets(query, k, v)
 
     assert torch.allclose(got, dense, atol=1e-10)
     for mine, theirs in zip(torch.autograd.grad(got, (query, k, v), cotangent), expected, strict=True):
@@ -69,23 +72,23 @@ def test_attend_targets_equals_the_reference_with_gradients(sizes):
 def test_only_attention_is_padded_and_by_less_than_twice():
     """Over segments of 1 to 192 tokens, the padded places are fewer than twice the tokens; every place is used once."""
     rng = np.random.default_rng(0)
-    (starts, lo, hi, targets), *_ = make([(int(h), 1) for h in rng.integers(0, 192, 150)])
+    layout, *_ = make([(int(h), 1) for h in rng.integers(0, 192, 150)])
 
-    plan = plan_attention(starts, lo, hi, targets)
+    plan = plan_bucketed(layout)
 
     assert plan.padding_fraction < 0.25
-    assert len(plan.key_place.unique()) == starts[-1]
-    assert torch.equal(plan.key_pad[plan.key_place], torch.arange(int(starts[-1])))
-    assert max(b.num_keys for b in plan.full) == max(np.diff(starts))
+    assert len(plan.key_place.unique()) == layout.segment_starts[-1]
+    assert torch.equal(plan.key_pad[plan.key_place], torch.arange(int(layout.segment_starts[-1])))
+    assert max(b.num_keys for b in plan.full) == max(np.diff(layout.segment_starts))
 
 
 def test_fp32_stays_close_and_finite():
     """The fp32 path is finite everywhere and within 1e-5 of fp64."""
-    (starts, lo, hi, targets), q, k, v = make(CASES["odd lengths"], torch.float32)
-    plan = plan_attention(starts, lo, hi, targets)
+    layout, q, k, v = make(CASES["odd lengths"], torch.float32)
+    plan = plan_bucketed(layout)
 
-    got = attend(torch.cat([q, k], dim=1), v, plan)
-    exact = attend(torch.cat([q, k], dim=1).double(), v.double(), plan)
+    got = plan.attend(torch.cat([q, k], dim=1), v)
+    exact = plan.attend(torch.cat([q, k], dim=1).double(), v.double())
 
     assert bool(torch.isfinite(got).all())
     assert torch.allclose(got.double(), exact, atol=1e-5)

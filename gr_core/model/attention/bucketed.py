@@ -8,7 +8,7 @@ Dims: `T` tokens, `N` targets, `P` padded places, `S` segments of a bucket, `L` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Longs = npt.NDArray[np.int64]
+from gr_core.model.attention.plan import AttentionPlan, Layout, Longs, Pointwise
 
 # Longest over shortest segment of a bucket: 1.35 wastes about 15 % of a bucket and makes about 8 buckets a batch.
 _BUCKET_RATIO = 1.35
@@ -36,8 +36,10 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class BucketedPlan(AttentionPlan):
     """Where flat tokens lie in the padded buckets, for all tokens as queries and for targets only."""
+
+    kernel: ClassVar[str] = "bucketed"
 
     key_pad: Tensor
     """Token at each padded key place, [P], int64; 0 where padded."""
@@ -57,24 +59,33 @@ class AttentionPlan:
         """Share of padded key places without a token (0-1)."""
         return 1.0 - self.key_place.numel() / max(self.key_pad.numel(), 1)
 
+    def attend(self, qk_TGK: Tensor, v_THK: Tensor, pointwise: Pointwise | None = None) -> Tensor:
+        """Attend with every token as a query; see `AttentionPlan`."""
+        q, k = _move(qk_TGK, self.key_pad, self.key_place).chunk(2, dim=1)
+        v = _move(v_THK, self.key_pad, self.key_place)
+        return _unpad(_run(q, k, v, self.full), self.key_place)
 
-def plan_attention(
-    segment_starts: Longs, lo: Longs, hi: Longs, targets: Longs, *, one_bucket: bool = False
-) -> AttentionPlan:
+    def attend_targets(self, q_NHK: Tensor, k_THK: Tensor, v_THK: Tensor, pointwise: Pointwise | None = None) -> Tensor:
+        """Attend with targets only as queries; see `AttentionPlan`."""
+        k = _move(k_THK, self.key_pad, self.key_place)
+        v = _move(v_THK, self.key_pad, self.key_place)
+        q = _move(q_NHK, self.query_pad, self.query_place)
+        return _unpad(_run(q, k, v, self.top), self.query_place)
+
+
+def plan_bucketed(layout: Layout, *, one_bucket: bool = False) -> BucketedPlan:
     """Lay out a batch for bucketed attention.
 
     Args:
-        segment_starts: [S + 1], offsets in the batch.
-        lo: First key of each token, batch-relative, [T].
-        hi: One past the last key, [T].
-        targets: Token numbers of the targets, ascending, [N].
+        layout: The batch's layout.
         one_bucket: Pad every segment to the batch's longest (pack.layout = padded).
 
     Returns:
         The plan; all tensors on the CPU.
     """
+    segment_starts, lo, hi, targets = layout.segment_starts, layout.lo, layout.hi, layout.targets
     lengths = np.diff(segment_starts)
-    segment_of = np.repeat(np.arange(len(lengths)), lengths)
+    segment_of = layout.segment_of
     within = np.arange(segment_starts[-1]) - segment_starts[segment_of]
     target_segment = segment_of[targets]
     target_counts = np.bincount(target_segment, minlength=len(lengths))
@@ -98,7 +109,7 @@ def plan_attention(
     key_pad[key_place], query_pad[query_place] = np.arange(len(within)), np.arange(len(targets))
     full = _bounds(keys, key_place, lo - start, hi - start, within)
     top = _bounds(queries, query_place, (lo - start)[targets], (hi - start)[targets], within[targets])
-    return AttentionPlan(
+    return BucketedPlan(
         key_pad=torch.from_numpy(key_pad),
         key_place=torch.from_numpy(key_place),
         query_pad=torch.from_numpy(query_pad),
@@ -162,30 +173,6 @@ class _Unpad(torch.autograd.Function):
         grad = grads[0].new_zeros(ctx.rows, *grads[0].shape[1:])
         grad[place] = grads[0]
         return grad, None
-
-
-def attend(qk_TGK: Tensor, v_THK: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attend with every token as a query.
-
-    Args:
-        qk_TGK: Queries, then keys of all tokens, [T, 2 H, K].
-        v_THK: Values, [T, H, K].
-        plan: The batch's layout.
-
-    Returns:
-        [T, H, K]; equal to `kernels.interval_attention` up to rounding.
-    """
-    q, k = _move(qk_TGK, plan.key_pad, plan.key_place).chunk(2, dim=1)
-    v = _move(v_THK, plan.key_pad, plan.key_place)
-    return _unpad(_run(q, k, v, plan.full), plan.key_place)
-
-
-def attend_targets(q_NHK: Tensor, k_THK: Tensor, v_THK: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attend with targets only as queries: [N, H, K] and twice [T, H, K] to [N, H, K]."""
-    k = _move(k_THK, plan.key_pad, plan.key_place)
-    v = _move(v_THK, plan.key_pad, plan.key_place)
-    q = _move(q_NHK, plan.query_pad, plan.query_place)
-    return _unpad(_run(q, k, v, plan.top), plan.query_place)
 
 
 def _move(x: Tensor, there: Tensor, back: Tensor) -> Tensor:

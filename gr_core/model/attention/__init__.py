@@ -1,0 +1,8 @@
+"""Attention paths behind one plan a batch: `Layout` in, an `AttentionPlan` of the chosen path out."""
+
+from __future__ import annotations
+
+from gr_core.model.attention.bucketed import BucketedPlan, plan_bucketed
+from gr_core.model.attention.plan import AttentionPlan, Layout, Planner, Pointwise
+
+__all__ = ["AttentionPlan", "BucketedPlan", "Layout", "Planner", "Pointwise", "plan_bucketed"]
