@@ -5,6 +5,9 @@ Dims: `T` tokens, `N` targets, `D` width, `H` heads, `K` head dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +16,7 @@ from gr_core.model.attention import AttentionPlan
 from gr_core.model.settings import ModelConfig
 
 ROPE_BASE = 10_000.0
+Region = Callable[..., Any]
 
 
 def rope_angles(position_T: Tensor, head_dim: int) -> Tensor:
@@ -48,7 +52,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-LN transformer block.
+    """One pre-LN transformer block: `project`, `attend`, `finish`; the first and last depend on token counts alone.
 
     Args:
         config: Width, heads, feed-forward, dropout.
@@ -60,6 +64,8 @@ class Block(nn.Module):
         self.heads = config.num_heads
         self.head_dim = config.width // config.num_heads
         self.top = top
+        # what runs around attention: gr_core.model.execution puts compiled ones here
+        self.regions: tuple[Region, Region] = (type(self).project, type(self).finish)
         self.dropout = config.dropout
         self.norm_attention = nn.LayerNorm(config.width)
         self.query = nn.Linear(config.width, config.width, bias=False)
@@ -77,18 +83,30 @@ class Block(nn.Module):
             targets_N: Token numbers of the targets, [N], int64.
             angles: RoPE's rotations of all tokens, [T, 1, K / 2] complex64.
         """
+        project, finish = self.regions
+        rest, heads = project(self, x_TD, targets_N, angles)
+        out: Tensor = finish(self, rest, self.attend(heads, plan))
+        return out
+
+    def project(self, x_TD: Tensor, targets_N: Tensor, angles: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what goes on beside attention, [T or N, D], and what `attend` takes."""
         normed_TD = self.norm_attention(x_TD)
         if self.top:
-            rest = x_TD.index_select(0, targets_N)
+            rest_ND = x_TD.index_select(0, targets_N)
             key, value = torch.chunk(self._split(self.key_value(normed_TD)), 2, dim=1)
             query = rotate(self._split(self.query(normed_TD.index_select(0, targets_N))), angles[targets_N])
-            mixed = plan.attend_targets(query, rotate(key, angles), value)
-        else:
-            rest = x_TD
-            weight = torch.cat([self.query.weight, self.key_value.weight])
-            heads = self._split(F.linear(normed_TD, weight))
-            query_key, value = torch.split(heads, [2 * self.heads, self.heads], dim=1)
-            mixed = plan.attend(rotate(query_key, angles), value)
+            return rest_ND, (query, rotate(key, angles), value)
+        weight = torch.cat([self.query.weight, self.key_value.weight])
+        heads = self._split(F.linear(normed_TD, weight))
+        query_key, value = torch.split(heads, [2 * self.heads, self.heads], dim=1)
+        return x_TD, (rotate(query_key, angles), value)
+
+    def attend(self, heads: tuple[Tensor, ...], plan: AttentionPlan) -> Tensor:
+        """Return what attention mixes of the batch, [T or N, H, K]; its shapes change from batch to batch."""
+        return plan.attend_targets(*heads) if self.top else plan.attend(*heads)
+
+    def finish(self, rest: Tensor, mixed: Tensor) -> Tensor:
+        """Return the block's output, [T or N, D], of the residual stream and of what attention mixed."""
         x = rest + self._drop(self.out(mixed.flatten(1)))
         return x + self._drop(self.feedforward(self.norm_feedforward(x)))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gr_core.model.blocks import Block, rope_angles
+from gr_core.model.execution import Execution
 from gr_core.model.heads import Context, SharedBottom
 from gr_core.model.inputs import NUM_GAPS, Inputs
 from gr_core.model.settings import ModelConfig
@@ -27,6 +28,7 @@ class Recommender(nn.Module):
     def __init__(self, config: ModelConfig, num_actions: int, num_supervised: int) -> None:
         super().__init__()
         self.head_dim = config.width // config.num_heads
+        self.execution = Execution()
         self.states = nn.Linear(3 * num_actions + 1, config.width, bias=False)
         self.gap = nn.Embedding(NUM_GAPS, config.width)
         self.blocks = nn.ModuleList(Block(config, top=i == config.num_layers - 1) for i in range(config.num_layers))
@@ -46,8 +48,9 @@ class Recommender(nn.Module):
         item_TD = fused_lookup(values_UD, inputs.item_places)
         x = item_TD + self.states(inputs.states) + self.gap(inputs.gaps)
         angles = rope_angles(inputs.positions, self.head_dim)
-        for block in self.blocks:
-            x = block(x, inputs.plan, inputs.targets, angles)
+        with self.execution.autocast(x.device):
+            for block in self.blocks:
+                x = self.execution.run(block, x, inputs.plan, inputs.targets, angles)
         item_ND = item_TD.index_select(0, inputs.targets)
         logits: Tensor = self.head(self.norm(x), item_ND, self.context(values_UD, inputs), inputs.counts)
         return logits
