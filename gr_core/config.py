@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from gr_core.errors import ConfigError
+from gr_core.evaluation_config import EvaluationConfig
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import ModelConfig
 from gr_core.section import CENTURY_DAYS, Days, Section, Seed
@@ -38,6 +39,7 @@ __all__ = [
     "ActionConfig",
     "AttentionConfig",
     "Config",
+    "EvaluationConfig",
     "FeedConfig",
     "GateConfig",
     "LakeConfig",
@@ -182,6 +184,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     attention: AttentionConfig = AttentionConfig()
     train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
     nightly: NightlyConfig = NightlyConfig()
 
