@@ -200,6 +200,12 @@ class Config(Section):
         for table, rule in self.vocabulary.items():
             if rule.fallback_by is not None and rule.fallback_by not in sides:
                 raise ValueError(f"vocabulary.{table}.fallback_by must be a side feature, got {rule.fallback_by!r}")
+        place = self.train.position_feature
+        if place is not None and place not in self.model.features:
+            raise ValueError(
+                f"train.position_feature must be a feature of the model {list(self.model.features)}, got {place!r}; add it "
+                "to model.context_features, or leave the key out"
+            )
         supervised = [a.name for a in self.source.actions if a.supervise]
         for where, names in (
             ("gate.action", {self.gate.action}),

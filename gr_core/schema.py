@@ -14,6 +14,9 @@ PAD_ROW = 0
 UNKNOWN_ROW = 1
 FIRST_FALLBACK_ROW = 2
 
+DUE, REPLAYED = 1, 2
+"""A pack's `supervise` on targets: due this night, or trained on again (train.replay_fraction); 0 on history."""
+
 
 def action_time(action: str) -> str:
     """Name the event table's column with the time an action was taken (null: known at visible_at)."""

@@ -71,7 +71,7 @@ class Batch:
     hi: Tensor
     """One past the last key, [T] int32."""
     supervise: Tensor
-    """1 on targets, [T] uint8."""
+    """On targets schema.DUE or schema.REPLAYED, else 0, [T] uint8."""
     weight: Tensor
     """Event weight, [T] float32."""
     segment_starts: npt.NDArray[np.int64]

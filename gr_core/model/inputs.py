@@ -20,9 +20,9 @@ from gr_core.data.batches import Batch
 from gr_core.model.attention import AttentionPlan, Layout, plan_bucketed
 from gr_core.model.attention.plan import list_tensors, map_tensors
 from gr_core.model.embeddings import RowMap
-from gr_core.model.losses import loss_weights
 from gr_core.model.settings import ModelConfig
-from gr_core.schema import FIRST_FALLBACK_ROW
+from gr_core.model.weighting import Weighting
+from gr_core.schema import FIRST_FALLBACK_ROW, REPLAYED
 from kernels.embedding import merge_ids
 
 Array = npt.NDArray[Any]
@@ -59,6 +59,8 @@ class Inputs:
     """[N, W] bool."""
     known: Tensor
     """Known and due, [N, W] bool."""
+    fresh: Tensor
+    """Due this night, not replayed: what in-training metrics count, [N] bool."""
     weights: Tensor
     """Loss weights, [N] fp32."""
     plan: AttentionPlan
@@ -97,7 +99,7 @@ class InputBuilder:
         num_actions: A.
         supervised: Bit mask of the supervised actions.
         row_map: From the pack's rows to flat rows.
-        normalize: Loss normalisation (examples 6).
+        weighting: How much each target counts in the loss.
         one_bucket: Pad attention to the batch's longest segment (pack.layout = padded).
     """
 
@@ -108,14 +110,14 @@ class InputBuilder:
         supervised: int,
         row_map: RowMap,
         *,
-        normalize: str = "token",
+        weighting: Weighting | None = None,
         one_bucket: bool = False,
     ) -> None:
         self.config = config
         self.num_actions = num_actions
         self.bits = action_bits(supervised)
         self.row_map = row_map
-        self.normalize = normalize
+        self.weighting = weighting or Weighting()
         self.one_bucket = one_bucket
 
     def build(self, batch: Batch, rng: np.random.Generator | None = None) -> Inputs:
@@ -131,14 +133,12 @@ class InputBuilder:
         targets = np.flatnonzero(batch.supervise.numpy())
         lo, hi = batch.lo.numpy().astype(np.int64), batch.hi.numpy().astype(np.int64)
         actions, known = batch.actions.numpy(), batch.known.numpy()
-        is_target = batch.supervise.numpy() == 1
+        is_target = batch.supervise.numpy() != 0
         items = self._flat(batch, self.config.item_features, rng, None)
         context = self._flat(batch, self.config.context_features, rng, targets)
         flat = np.concatenate([items.ravel(), context.ravel()])
         rows, places = merge_ids(torch.from_numpy(flat), self.row_map.num_rows)
         shown = batch.time.numpy()[targets]
-        segment_of = np.searchsorted(batch.segment_starts, targets, side="right") - 1
-        weights = loss_weights(self.normalize, batch.weight.numpy()[targets], segment_of)
         return Inputs(
             rows=rows,
             item_places=places[: items.size].view(items.shape),
@@ -152,7 +152,8 @@ class InputBuilder:
             targets=torch.from_numpy(targets),
             labels=torch.from_numpy(_bits(batch.labels.numpy()[targets], self.bits)),
             known=torch.from_numpy(_bits(batch.label_known.numpy()[targets], self.bits)),
-            weights=torch.from_numpy(weights),
+            fresh=torch.from_numpy(batch.supervise.numpy()[targets] != REPLAYED),
+            weights=torch.from_numpy(self.weighting.weights(batch, targets)),
             plan=plan_bucketed(
                 Layout(segment_starts=batch.segment_starts, lo=lo, hi=hi, targets=targets), one_bucket=self.one_bucket
             ),

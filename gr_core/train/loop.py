@@ -21,6 +21,7 @@ from gr_core.model.losses import batch_loss, token_losses
 from gr_core.model.recommender import new_recommender
 from gr_core.model.settings import ModelConfig
 from gr_core.train.attribution import Attribution
+from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, schedule
 from gr_core.train.run import Run, settings_of
 from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite
@@ -128,7 +129,7 @@ class Night:
             len(self.actions),
             index["supervised"],
             self.tables.map,
-            normalize=run.train.normalize,
+            weighting=weighting_of(run, index),
             one_bucket=index["layout"] == "padded",
         )
         logger.info(
@@ -145,6 +146,8 @@ class Night:
         self.newest: dict[str, int] = dict(self.parent_state["newest_supervised_us"]) if self.parent_state else {}
         weights = [run.train.action_weights.get(name, 1.0) for name in self.supervised]
         self._action_weights = torch.tensor(weights, device=self.device)
+        self._batch_weights = BatchWeights(self.reader, self.builder.weighting)
+        self._logit_offset = logit_offset(index)
         self._transfer = Transfer(self.device)
         self._metrics = BucketedAUC(len(self.supervised), self.device)
         self._loss_sum, self._loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
@@ -177,8 +180,7 @@ class Night:
             yield _Micro(number=number, num_tokens=batch.num_tokens, sent=sent, seed=seed, newest=newest)
 
     def _step_weight(self, numbers: Sequence[int]) -> float:
-        weights: list[float] = self.reader.index["batch_weights"][self.run.train.normalize]
-        return sum(weights[number] for number in numbers)
+        return sum(self._batch_weights.of(number) for number in numbers)
 
     def _supervised(self, numbers: Sequence[int]) -> list[int]:
         return [number for number in numbers if self.reader.index["batch_weights"]["token"][number] > 0]
@@ -229,6 +231,8 @@ class Night:
             torch.manual_seed(micro.seed)
             values = self.tables.weight[inputs.rows].requires_grad_()
             logits = self.model(values, inputs)
+            if self._logit_offset:
+                logits = logits + self._logit_offset
             losses = token_losses(logits, inputs.labels, inputs.known, self._action_weights)
             loss = batch_loss(losses, inputs.weights, step_weight)
         if not bool(torch.isfinite(loss)):
@@ -242,7 +246,7 @@ class Night:
             assert values.grad is not None
             self.sparse.collect(inputs.rows, values.grad)
         with clock.part("metrics"):
-            self._metrics.update(logits.detach(), inputs.labels, inputs.known)
+            self._metrics.update(logits.detach(), inputs.labels, inputs.known & inputs.fresh[:, None])
             self._loss_sum += loss.detach().double() * step_weight
             self._loss_weight += float(inputs.weights.sum(dtype=torch.float64))
 

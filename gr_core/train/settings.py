@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+UNDECIDING = ("save_every_steps", "keep_checkpoints")
+"""Keys that change no weight: a training that is taken up with others goes on."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
@@ -38,8 +41,27 @@ class TrainConfig:
     """Batches accumulated into one optimizer step."""
     action_weights: dict[str, float] = field(default_factory=dict)
     """Loss weight of each supervised action; 1 where not named."""
+    half_life_days: float | None = None
+    """Loss weight of a due event halves for each such age, counted back from the night's cutoff; unset: age changes
+    nothing."""
+    position_feature: str | None = None
+    """Feature of the model that tells an event's place in its list or slot; unset: the place changes nothing."""
+    position_weights: dict[str, float] = field(default_factory=dict)
+    """Loss weight by value of position_feature; 1 where not named. Against position bias give 1 / (the chance that the
+    place is looked at); to trust what lies high give less to what lies low."""
+    negative_fraction: float = 1.0
+    """Share of the trained users' labels 0 that are kept, by a stable hash of event and seed: an event without a kept label
+    is no target. Training corrects the logits by log(fraction), so evaluation and serving need nothing."""
+    replay_fraction: float = 0.0
+    """Share of trained users, by a stable hash of user and seed, whose old events (inside the parent's watermark) are
+    trained on again beside the night's due ones; 0: none."""
     num_threads: int = 2
     """CPU threads of the training process; part of what makes a digest repeatable."""
+    save_every_steps: int = 0
+    """Optimizer steps between two checkpoints of a running training: one that is killed goes on from the newest, and
+    evaluation beside training scores them; 0 saves at the end alone."""
+    keep_checkpoints: int = 2
+    """How many of a running training's newest checkpoints are kept; all go when the final one is there."""
 
     def __post_init__(self) -> None:
         """Check ranges; ValueError names the key, the rule and the value."""
@@ -52,9 +74,28 @@ class TrainConfig:
         for name in ("weight_decay", "clip_norm", "initial_accumulator"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be a finite number, at least 0, got {getattr(self, name)}")
-        for name in ("micro_batches", "num_threads"):
+        for name in ("micro_batches", "num_threads", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if self.save_every_steps < 0:
+            raise ValueError(f"train.save_every_steps must be at least 0, got {self.save_every_steps}")
+        self._check_weighting()
+
+    def _check_weighting(self) -> None:
         for action, weight in self.action_weights.items():
             if not 0 <= weight < math.inf:
                 raise ValueError(f"train.action_weights.{action} must be a finite number, at least 0, got {weight}")
+        if self.half_life_days is not None and not 0 < self.half_life_days < math.inf:
+            raise ValueError(f"train.half_life_days must be a finite number above 0, got {self.half_life_days}")
+        if bool(self.position_weights) != (self.position_feature is not None):
+            raise ValueError(
+                "train.position_weights and train.position_feature go together, got "
+                f"{self.position_weights} and {self.position_feature!r}; set both or neither"
+            )
+        for place, weight in self.position_weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"train.position_weights.{place} must be a finite number above 0, got {weight}")
+        if not 0 < self.negative_fraction <= 1:
+            raise ValueError(f"train.negative_fraction must be in (0, 1], got {self.negative_fraction}")
+        if not 0 <= self.replay_fraction < 1:
+            raise ValueError(f"train.replay_fraction must be in [0, 1), got {self.replay_fraction}")

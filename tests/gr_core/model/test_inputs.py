@@ -9,6 +9,7 @@ import torch
 
 from gr_core.model.embeddings import RowMap
 from gr_core.model.inputs import SHORT_WINDOW, InputBuilder, count_features
+from gr_core.model.weighting import Weighting
 
 
 def test_states_tell_set_unset_and_unknown_of_history_and_nothing_of_targets(tokens):
@@ -104,6 +105,6 @@ def test_labels_are_the_supervised_bits(tokens):
 
 def test_another_normalisation_is_refused(tokens, users):
     """A normalisation that does not exist is an error by name."""
-    builder = InputBuilder(tokens.MODEL, 3, 0b11, RowMap(tokens.table_specs()), normalize="mean")
+    builder = InputBuilder(tokens.MODEL, 3, 0b11, RowMap(tokens.table_specs()), weighting=Weighting(normalize="mean"))
     with pytest.raises(ValueError, match="normalize"):
         builder.build(tokens.make_batch(users))
