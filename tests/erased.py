@@ -45,9 +45,9 @@ def write_day(root: Path, day: date, *, poisoned: bool = False) -> None:
     pq.write_table(table, path)
 
 
-def conclude(config: Path, home: Path, day: date, version: int) -> dict[str, Any]:
+def conclude(config: Path, home: Path, day: date, version: int, *overrides: str) -> dict[str, Any]:
     """Run a night, register its checkpoint in the journal alone, promote and finish it."""
-    night, done = run(config, home, day, stop_after="evaluate")
+    night, done = run(config, home, day, *overrides, stop_after="evaluate")
     journal = night.journal
     payload = judging.registration(night, version, done["train"], done["vocabulary"])
     journal.append("registered", night.key, payload, at_us=1)
