@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gr_core.errors import FormatError
 from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW
+from kernels.embedding import merge_gradients
 
 Longs = npt.NDArray[np.int64]
 INIT_SCALE = 0.02
@@ -163,18 +164,18 @@ class Tables:
     ) -> None:
         self.specs = tuple(specs)
         self.width = width
-        weights = []
-        for number, spec in enumerate(self.specs):
-            rng = np.random.default_rng([seed, number])
-            rows = rng.standard_normal((spec.rows, width), dtype=np.float32) * np.float32(INIT_SCALE)
-            reserved = FIRST_FALLBACK_ROW + spec.fallbacks
-            # a new lineage's rows start where later ones do: at their fallback row, plus noise that tells them apart
-            rows[reserved:] += rows[spec.fallback_rows()[reserved:]]
-            rows[PAD_ROW] = 0
-            weights.append(torch.from_numpy(rows))
+        weights = [initial_rows(spec, number, width, seed) for number, spec in enumerate(self.specs)]
         self.weight = torch.cat(weights).to(device) if weights else torch.zeros(0, width, device=device)
         self.accumulator = torch.full((self.weight.shape[0],), initial_accumulator, device=device)
         self.map = RowMap(self.specs)
+
+    def read(self, rows_U: Tensor) -> Tensor:
+        """Return a batch's distinct flat rows, [U, D], in the given order."""
+        return self.weight[rows_U]
+
+    def merge(self, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Merge the (rows [U], gradients [U, D]) of a step's micro-batches: rows of `weight`, and one gradient each."""
+        return merge_gradients(parts)
 
     def state(self) -> dict[str, Tensor]:
         """Return views by name: sparse.<table>.weight [rows, D], optimizer.sparse.<table>.accumulator [rows]."""
@@ -193,16 +194,35 @@ class Tables:
         """
         own = self.state()
         for spec in self.specs:
-            fallback = torch.from_numpy(spec.fallback_rows())
             for name in (f"sparse.{spec.name}.weight", f"optimizer.sparse.{spec.name}.accumulator"):
-                if name not in tensors:
-                    raise FormatError(f"the parent has no tensor {name}; a new table is a full retrain", where=name)
-                old, view = tensors[name].to(self.weight.device), own[name]
-                if len(old) > len(view) or old.shape[1:] != view.shape[1:]:
-                    raise FormatError(
-                        f"the parent's {name} has shape {tuple(old.shape)}, this run's {tuple(view.shape)}; "
-                        "rows never shrink and the width is fixed along a lineage",
-                        where=name,
-                    )
-                view[: len(old)] = old
-                view[len(old) :] = old[fallback[len(old) :].to(old.device)]
+                own[name].copy_(grown_rows(name, spec, tensors, tuple(own[name].shape)))
+
+
+def initial_rows(spec: TableSpec, number: int, width: int, seed: int) -> Tensor:
+    """Return a new table's weights, [rows, D]: they follow from the seed and the table's place in the weight alone."""
+    rng = np.random.default_rng([seed, number])
+    rows = rng.standard_normal((spec.rows, width), dtype=np.float32) * np.float32(INIT_SCALE)
+    reserved = FIRST_FALLBACK_ROW + spec.fallbacks
+    # a new lineage's rows start where later ones do: at their fallback row, plus noise that tells them apart
+    rows[reserved:] += rows[spec.fallback_rows()[reserved:]]
+    rows[PAD_ROW] = 0
+    return torch.from_numpy(rows)
+
+
+def grown_rows(name: str, spec: TableSpec, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Return a parent's tensor of a table in this run's shape; rows that it did not have are its fallback rows.
+
+    Raises:
+        FormatError: The parent does not have it, or has more rows or another width.
+    """
+    if name not in tensors:
+        raise FormatError(f"the parent has no tensor {name}; a new table is a full retrain", where=name)
+    old = tensors[name]
+    if len(old) > shape[0] or tuple(old.shape[1:]) != shape[1:]:
+        raise FormatError(
+            f"the parent's {name} has shape {tuple(old.shape)}, this run's {shape}; "
+            "rows never shrink and the width is fixed along a lineage",
+            where=name,
+        )
+    fallback = torch.from_numpy(spec.fallback_rows()[len(old) :]).to(old.device)
+    return torch.cat([old, old[fallback]])

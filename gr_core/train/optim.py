@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gr_core.errors import FormatError
 from gr_core.model.embeddings import Tables
 from gr_core.train.settings import TrainConfig
-from kernels.embedding import merge_gradients, rowwise_adagrad
+from kernels.embedding import rowwise_adagrad
 
 
 def schedule(step: int, steps: int, config: TrainConfig) -> float:
@@ -60,7 +60,8 @@ class DenseOptimizer:
     """AdamW over a model's parameters, its state by parameter name; weight decay on matrices only."""
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.parameters = dict(model.named_parameters())
+        self._owners = dict(model.named_parameters())
+        self.parameters = {name: own_part(parameter) for name, parameter in self._owners.items()}
         matrices = [p for p in self.parameters.values() if p.dim() >= 2]
         others = [p for p in self.parameters.values() if p.dim() < 2]
         self.peak = config.dense_learning_rate
@@ -86,9 +87,14 @@ class DenseOptimizer:
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self._adamw.zero_grad(set_to_none=True)
+        for parameter in self._owners.values():
+            parameter.grad = None
 
     def norm(self) -> Tensor:
-        """Return the gradients' total norm, a scalar; non-finite when any entry is."""
+        """Return the total norm of the gradients that this rank holds, a scalar; non-finite when any entry is."""
+        for name, parameter in self._owners.items():
+            if parameter.grad is not None:
+                self.parameters[name].grad = own_part(parameter.grad)
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))) if grads else torch.zeros(())
 
@@ -146,11 +152,17 @@ class SparseOptimizer:
     def step(self, factor: float) -> None:
         """Merge what was collected and update each touched row once, at `factor` of the peak learning rate."""
         if self._parts:
-            rows, grad = merge_gradients(self._parts)
+            rows, grad = self._tables.merge(self._parts)
             learning_rate = self._peak * factor
             self.rates.add(learning_rate)
             rowwise_adagrad(self._tables.weight, self._tables.accumulator, rows, grad, learning_rate=learning_rate)
         self.zero_grad()
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor that FSDP2 spreads over ranks; any other tensor as it is."""
+    local: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 @torch.no_grad()

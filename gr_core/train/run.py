@@ -13,6 +13,7 @@ from gr_core.errors import ConfigError, UsageError
 from gr_core.hashing import file_sha256, fingerprint
 from gr_core.model.embeddings import TableSpec, read_tables
 from gr_core.model.settings import ModelConfig
+from gr_core.train.layout import DistributedConfig
 from gr_core.train.settings import TrainConfig
 from gr_core.train.state import read_state
 
@@ -107,6 +108,8 @@ def settings_of(kind: type[S], values: Mapping[str, Any], section: str) -> S:
     """
     frozen: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     try:
+        if isinstance(frozen.get("distributed"), Mapping):
+            frozen["distributed"] = DistributedConfig(**frozen["distributed"])
         return kind(**frozen)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"config.{section}: {error}", where=section) from error

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from gr_core.train.layout import DistributedConfig
+
 UNDECIDING = ("save_every_steps", "keep_checkpoints")
 """Keys that change no weight: a training that is taken up with others goes on."""
 
@@ -62,6 +64,8 @@ class TrainConfig:
     evaluation beside training scores them; 0 saves at the end alone."""
     keep_checkpoints: int = 2
     """How many of a running training's newest checkpoints are kept; all go when the final one is there."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    """Ranks of the training; a step's batches (micro_batches) are shared out among them."""
 
     def __post_init__(self) -> None:
         """Check ranges; ValueError names the key, the rule and the value."""
@@ -79,6 +83,11 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
         if self.save_every_steps < 0:
             raise ValueError(f"train.save_every_steps must be at least 0, got {self.save_every_steps}")
+        if self.micro_batches < self.distributed.ranks:
+            raise ValueError(
+                f"train.micro_batches must be at least the number of ranks, train.distributed.replicate x shard = "
+                f"{self.distributed.ranks}, got {self.micro_batches}; a step's batches are shared out among the ranks"
+            )
         self._check_weighting()
 
     def _check_weighting(self) -> None:
