@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from gr_core.config import Config
 from gr_core.errors import ConfigError
 from gr_core.lake.entries import Entry
+from gr_core.model.settings import ModelConfig
+
+_MODEL_DEFAULTS = TypeAdapter(ModelConfig).dump_python(ModelConfig(), mode="json")
 
 
 def check_lake(config: Config, entries: Sequence[Entry]) -> None:
@@ -44,8 +49,9 @@ def refuse_full_retrain(was: dict[str, Any], now: dict[str, Any]) -> None:
     Raises:
         ConfigError: Names the key and both values.
     """
-    for section in ("model", "vocabulary"):
-        difference = config_difference(was[section], now[section])
+    model = {**_MODEL_DEFAULTS, **was["model"]}  # a parent older than a key had what is now its default
+    for section, before in (("model", model), ("vocabulary", was["vocabulary"])):
+        difference = config_difference(before, now[section])
         if difference:
             key, (old, new) = next(iter(difference.items()))
             _refuse(f"{section}.{key}", old, new)

@@ -13,6 +13,7 @@ import torch
 
 from gr_core.data.batches import PackReader
 from gr_core.errors import ConfigError, FormatError
+from gr_core.model.attention import bucketed_planner
 from gr_core.model.embeddings import RowMap, TableSpec, read_fallbacks
 from gr_core.model.inputs import InputBuilder
 from gr_core.model.recommender import Recommender, new_recommender
@@ -99,7 +100,7 @@ class Scorer:
             len(self.actions),
             index["supervised"],
             self.row_map(vocabulary),
-            one_bucket=index["layout"] == "padded",
+            planner=bucketed_planner(index["layout"]),
         )
         parts: list[tuple[Any, ...]] = []
         with reader.ahead() as batches:

@@ -5,6 +5,7 @@ Dims: `T` tokens, `N` targets, `D` width, `H` heads, `K` head dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from gr_core.model.attention import AttentionPlan
 from gr_core.model.settings import ModelConfig
 
 ROPE_BASE = 10_000.0
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 365 * 86_400.0  # periods of timestamp RoPE
 Region = Callable[..., Any]
 
 
@@ -25,6 +27,21 @@ def rope_angles(position_T: Tensor, head_dim: int) -> Tensor:
     frequency = ROPE_BASE ** (-torch.arange(half, dtype=torch.float32, device=position_T.device) / half)
     angle = position_T.float()[:, None, None] * frequency
     return torch.complex(angle.cos(), angle.sin())
+
+
+def time_angles(time_T: Tensor, head_dim: int) -> Tensor:
+    """Return rotations at times, [T, 1, K / 4] complex64: scores then depend on time differences only.
+
+    Args:
+        time_T: Microseconds since some moment of the token's segment, [T], int64.
+        head_dim: K, at least 4.
+    """
+    count = head_dim // 4
+    steps = torch.arange(count, dtype=torch.float64, device=time_T.device) / max(count - 1, 1)
+    slowness = _SHORTEST_SECONDS * (_LONGEST_SECONDS / _SHORTEST_SECONDS) ** steps
+    # a year is 3e13 microseconds, of which fp32 keeps no minutes
+    angle = time_T.double()[:, None, None] * (2 * math.pi * 1e-6) / slowness
+    return torch.complex(angle.cos().float(), angle.sin().float())
 
 
 def rotate(x_TGK: Tensor, angles: Tensor) -> Tensor:
@@ -103,7 +120,11 @@ class Block(nn.Module):
 
     def attend(self, heads: tuple[Tensor, ...], plan: AttentionPlan) -> Tensor:
         """Return what attention mixes of the batch, [T or N, H, K]; its shapes change from batch to batch."""
-        return plan.attend_targets(*heads) if self.top else plan.attend(*heads)
+        if self.top:
+            query, key, value = heads
+            return plan.attend_targets(query, key, value)
+        query_key, value = heads
+        return plan.attend(query_key, value)
 
     def finish(self, rest: Tensor, mixed: Tensor) -> Tensor:
         """Return the block's output, [T or N, D], of the residual stream and of what attention mixed."""

@@ -47,3 +47,27 @@ class SharedBottom(nn.Module):
         hidden = nn.functional.silu(self.bottom(torch.cat([trunk_ND, item_ND, context_ND, counts_NK], dim=1)))
         logits: Tensor = self.logits(hidden)
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+class MixtureOfExperts(nn.Module):
+    """MMoE (Ma et al., KDD 2018): experts shared by all actions, mixed for each by a softmax gate, then one logit."""
+
+    def __init__(self, config: ModelConfig, num_supervised: int) -> None:
+        super().__init__()
+        num_inputs = 3 * config.width + count_features(config, num_supervised)
+        self.num_experts = config.num_experts
+        self.experts = nn.Linear(num_inputs, config.num_experts * 2 * config.width)
+        self.gates = nn.Linear(num_inputs, config.num_experts * num_supervised)
+        self.logits = nn.Linear(2 * config.width, num_supervised)
+
+    def forward(self, trunk_ND: Tensor, item_ND: Tensor, context_ND: Tensor, counts_NK: Tensor) -> Tensor:
+        """Return logits, [N, W], fp32 or better also under autocast."""
+        known = torch.cat([trunk_ND, item_ND, context_ND, counts_NK], dim=1)
+        hidden = nn.functional.silu(self.experts(known)).view(len(known), self.num_experts, -1)
+        share_NWE = self.gates(known).view(len(known), -1, self.num_experts).softmax(dim=-1)
+        # a mix's logit is the mix of its experts' logits: the bias counts once, as the shares add up to one
+        logits: Tensor = (share_NWE * self.logits(hidden).transpose(1, 2)).sum(dim=-1)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+
+HEADS: dict[str, type[SharedBottom] | type[MixtureOfExperts]] = {"shared_bottom": SharedBottom, "mmoe": MixtureOfExperts}

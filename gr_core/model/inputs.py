@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gr_core.data.batches import Batch
-from gr_core.model.attention import AttentionPlan, Layout, plan_bucketed
-from gr_core.model.attention.plan import list_tensors, map_tensors
+from gr_core.model.attention import AttentionPlan, Layout, Planner, plan_bucketed
+from gr_core.model.attention.plan import Longs, list_tensors, map_tensors
 from gr_core.model.embeddings import RowMap
 from gr_core.model.settings import ModelConfig
 from gr_core.model.weighting import Weighting
@@ -29,6 +29,7 @@ Array = npt.NDArray[Any]
 NUM_GAPS = 64
 SHORT_WINDOW = 8
 _HOUR_US = 3_600_000_000
+_DAY_US = 24 * _HOUR_US
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,8 @@ class Inputs:
     """Log-bucketed time since the previous history token (targets: the newest history seen), [T] int64."""
     positions: Tensor
     """[T] int32."""
+    times: Tensor | None
+    """Microseconds since the segment's first token, [T] int64; None unless model.time = rope."""
     hours: Tensor
     """Hour of day, UTC, of targets, [N] int64."""
     weekdays: Tensor
@@ -100,7 +103,7 @@ class InputBuilder:
         supervised: Bit mask of the supervised actions.
         row_map: From the pack's rows to flat rows.
         weighting: How much each target counts in the loss.
-        one_bucket: Pad attention to the batch's longest segment (pack.layout = padded).
+        planner: Lays batches out for the attention path (`attention.choose_attention`); None: bucketed.
     """
 
     def __init__(
@@ -111,14 +114,14 @@ class InputBuilder:
         row_map: RowMap,
         *,
         weighting: Weighting | None = None,
-        one_bucket: bool = False,
+        planner: Planner | None = None,
     ) -> None:
         self.config = config
         self.num_actions = num_actions
         self.bits = action_bits(supervised)
         self.row_map = row_map
         self.weighting = weighting or Weighting()
-        self.one_bucket = one_bucket
+        self.planner: Planner = planner or plan_bucketed
 
     def build(self, batch: Batch, rng: np.random.Generator | None = None) -> Inputs:
         """Compute a batch's inputs.
@@ -138,7 +141,9 @@ class InputBuilder:
         context = self._flat(batch, self.config.context_features, rng, targets)
         flat = np.concatenate([items.ravel(), context.ravel()])
         rows, places = merge_ids(torch.from_numpy(flat), self.row_map.num_rows)
-        shown = batch.time.numpy()[targets]
+        time = batch.time.numpy()
+        shown = time[targets]
+        layout = self._layout(batch, lo, hi, targets)
         return Inputs(
             rows=rows,
             item_places=places[: items.size].view(items.shape),
@@ -146,6 +151,7 @@ class InputBuilder:
             states=torch.from_numpy(self._states(actions, known, is_target)),
             gaps=torch.from_numpy(_gaps(batch.time.numpy(), batch.segment_starts, hi, lo, targets)),
             positions=batch.position,
+            times=torch.from_numpy(time - time[layout.first_of]) if self.config.time == "rope" else None,
             hours=torch.from_numpy(shown // _HOUR_US % 24),
             weekdays=torch.from_numpy(shown // (24 * _HOUR_US) % 7),
             counts=torch.from_numpy(self._counts(items, actions, known, lo, hi, targets)),
@@ -154,9 +160,20 @@ class InputBuilder:
             known=torch.from_numpy(_bits(batch.label_known.numpy()[targets], self.bits)),
             fresh=torch.from_numpy(batch.supervise.numpy()[targets] != REPLAYED),
             weights=torch.from_numpy(self.weighting.weights(batch, targets)),
-            plan=plan_bucketed(
-                Layout(segment_starts=batch.segment_starts, lo=lo, hi=hi, targets=targets), one_bucket=self.one_bucket
-            ),
+            plan=self.planner(layout),
+        )
+
+    def _layout(self, batch: Batch, lo: Longs, hi: Longs, targets: Longs) -> Layout:
+        half_life_days = self.config.time_half_life_days
+        return Layout(
+            segment_starts=batch.segment_starts,
+            lo=lo,
+            hi=hi,
+            targets=targets,
+            time=batch.time.numpy(),
+            position=batch.position.numpy().astype(np.int64),
+            half_life_us=half_life_days * _DAY_US if half_life_days else None,
+            distances=self.config.block == "hstu",
         )
 
     def _flat(

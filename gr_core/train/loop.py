@@ -15,6 +15,7 @@ import torch
 from gr_core.data.batches import PackReader
 from gr_core.data.prefetch import Prefetched
 from gr_core.errors import ConfigError, FormatError, TrainingError
+from gr_core.model.attention import bucketed_planner
 from gr_core.model.embeddings import Tables
 from gr_core.model.inputs import InputBuilder, Inputs
 from gr_core.model.losses import batch_loss, token_losses
@@ -130,12 +131,12 @@ class Night:
             index["supervised"],
             self.tables.map,
             weighting=weighting_of(run, index),
-            one_bucket=index["layout"] == "padded",
+            planner=bucketed_planner(index["layout"]),
         )
         logger.info(
             "attention path: length-bucketed SDPA over segments on %s%s",
             self.device,
-            ", one bucket a batch (pack.layout = padded)" if self.builder.one_bucket else "",
+            ", one bucket a batch (pack.layout = padded)" if index["layout"] == "padded" else "",
         )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)

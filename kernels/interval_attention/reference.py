@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -29,9 +30,20 @@ def interval_mask(lo_N: Tensor, hi_N: Tensor, itself_N: Tensor, num_keys: int) -
 
 
 def interval_attention_reference(
-    q_NHK: Tensor, k_THK: Tensor, v_THK: Tensor, lo_N: Tensor, hi_N: Tensor, itself_N: Tensor
+    q_NHK: Tensor,
+    k_THK: Tensor,
+    v_THK: Tensor,
+    lo_N: Tensor,
+    hi_N: Tensor,
+    itself_N: Tensor,
+    *,
+    bias: Tensor | None = None,
+    divisor: float | None = None,
 ) -> Tensor:
-    """Softmax attention over keys [lo, hi) and the token itself, dense and differentiable.
+    """Attention over keys [lo, hi) and the token itself, dense and differentiable.
+
+    Weights are softmax(score + bias), or with a divisor silu(score + bias) / divisor (HSTU, arXiv 2402.17152), where
+    score = q . k / sqrt(K).
 
     Args:
         q_NHK: Queries, [N, H, K]; fp64 stays fp64, everything else is computed in fp32.
@@ -40,6 +52,8 @@ def interval_attention_reference(
         lo_N: First key of each query, [N], int.
         hi_N: One past the last key, [N], int.
         itself_N: The query's own place among the keys, [N], int.
+        bias: Added to the scores, [N, T] or [H, N, T].
+        divisor: Of pointwise weights; None: softmax.
 
     Returns:
         [N, H, K], in q's dtype.
@@ -48,5 +62,10 @@ def interval_attention_reference(
     mask_NT = interval_mask(lo_N, hi_N, itself_N, k_THK.shape[0])
     scale = 1.0 / math.sqrt(q_NHK.shape[-1])
     score_HNT = torch.einsum("nhk,thk->hnt", q_NHK.to(inner), k_THK.to(inner)) * scale
-    weight_HNT = score_HNT.masked_fill(~mask_NT, -math.inf).softmax(dim=-1)
+    if bias is not None:
+        score_HNT = score_HNT + bias.to(inner)
+    if divisor is None:
+        weight_HNT = score_HNT.masked_fill(~mask_NT, -math.inf).softmax(dim=-1)
+    else:
+        weight_HNT = F.silu(score_HNT).masked_fill(~mask_NT, 0.0) / divisor
     return torch.einsum("hnt,thk->nhk", weight_HNT, v_THK.to(inner)).to(q_NHK.dtype)

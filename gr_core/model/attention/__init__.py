@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from gr_core.model.attention.bucketed import BucketedPlan, plan_bucketed
+from gr_core.model.attention.bucketed import BucketedPlan, bucketed_planner, plan_bucketed
+from gr_core.model.attention.dense import DensePlan, plan_dense
 from gr_core.model.attention.plan import AttentionPlan, Layout, Planner, Pointwise
 
-__all__ = ["AttentionPlan", "BucketedPlan", "Layout", "Planner", "Pointwise", "plan_bucketed"]
+__all__ = [
+    "AttentionPlan",
+    "BucketedPlan",
+    "DensePlan",
+    "Layout",
+    "Planner",
+    "Pointwise",
+    "bucketed_planner",
+    "plan_bucketed",
+    "plan_dense",
+]

@@ -46,6 +46,11 @@ class Layout:
         """Segment number of each token, [T]."""
         return np.repeat(np.arange(len(self.segment_starts) - 1), np.diff(self.segment_starts))
 
+    @property
+    def first_of(self) -> Longs:
+        """Number of the first token of each token's segment, [T]."""
+        return np.repeat(self.segment_starts[:-1], np.diff(self.segment_starts))
+
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
@@ -127,4 +132,5 @@ def list_tensors(value: Any) -> list[Tensor]:
 def log_bucket(distance: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Return distances (0 or more) as buckets of half an octave: 0, 2, 3, 4, 4, 5, ... below NUM_DISTANCES."""
     bucket = 2 * np.log2(1.0 + np.maximum(distance, 0))
-    return np.minimum(bucket, NUM_DISTANCES - 1).astype(np.uint8)
+    found: npt.NDArray[np.uint8] = np.minimum(bucket, NUM_DISTANCES - 1).astype(np.uint8)
+    return found
