@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from gr_core.model.inputs import InputBuilder, Inputs
 from gr_core.model.losses import batch_loss, token_losses
 from gr_core.model.recommender import new_recommender
 from gr_core.model.settings import ModelConfig
-from gr_core.train.attribution import Attribution
+from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
+from gr_core.train.flops import BatchFlops, ModelFlops
 from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, schedule
 from gr_core.train.run import Run, settings_of
+from gr_core.train.running_metrics import new_metrics
 from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite
 from gr_core.train.transfer import Sent, Transfer
 from kernels.bucketed_auc import BucketedAUC
@@ -34,12 +37,13 @@ Say = Callable[[dict[str, Any]], None]
 _PROGRESS_SECONDS = 0.5
 
 
-def train(run: Run, say: Say) -> dict[str, Any]:
+def train(run: Run, say: Say, *, trace: Path | None = None) -> dict[str, Any]:
     """Train one night and write its checkpoint; a finished one with the same fingerprint is left as it is.
 
     Args:
         run: What to train on, from where, with which settings.
         say: Called with progress objects, at most two a second.
+        trace: Where two steps are recorded by torch.profiler; None: nowhere.
 
     Returns:
         The checkpoint's state.json.
@@ -55,12 +59,13 @@ def train(run: Run, say: Say) -> dict[str, Any]:
         return finished
     torch.set_num_threads(run.train.num_threads)
     night = Night(run)
-    clock = Attribution(night.device, int(night.reader.index["token_budget"]))
     groups = _groups(len(night.reader), run.train.micro_batches)
+    clock = night.clock(len(groups), trace)
     said = -math.inf
     with Prefetched(night.prepared(groups)) as ready:
         for step, numbers in enumerate(groups):
-            night.step(numbers, schedule(step, len(groups), run.train), clock, ready)
+            with clock.step():
+                night.step(numbers, schedule(step, len(groups), run.train), clock, ready)
             if time.monotonic() - said >= _PROGRESS_SECONDS or step == len(groups) - 1:
                 said = time.monotonic()
                 progress = {"step": step + 1, "steps": len(groups), "loss": night.mean_loss}
@@ -101,6 +106,7 @@ class _Micro:
     """Of the draws inside the model."""
     newest: dict[str, int]
     """Newest shown_at (us) of a known and due label by action."""
+    flops: BatchFlops
 
 
 class Night:
@@ -140,6 +146,7 @@ class Night:
         )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)
+        self._flops = ModelFlops.of(self.model, width=run.model.width, num_layers=run.model.num_layers)
         self.dense = DenseOptimizer(self.model, run.train)
         self.sparse = SparseOptimizer(self.tables, run.train)
         self.parent_state = self._warm_start()
@@ -150,8 +157,13 @@ class Night:
         self._batch_weights = BatchWeights(self.reader, self.builder.weighting)
         self._logit_offset = logit_offset(index)
         self._transfer = Transfer(self.device)
-        self._metrics = BucketedAUC(len(self.supervised), self.device)
+        self._metrics = new_metrics(run.train.metrics, len(self.supervised), self.device)
         self._loss_sum, self._loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+
+    def clock(self, steps: int, trace: Path | None = None) -> Attribution:
+        """Return what measures so many steps, from now on; see `attribution`."""
+        budget = int(self.reader.index["token_budget"])
+        return attribution(self.run, self.device, token_budget=budget, steps=steps, trace=trace)
 
     @property
     def mean_loss(self) -> float | None:
@@ -178,7 +190,8 @@ class Night:
             newest = self._newest(batch.time.numpy()[inputs.targets.numpy()], inputs.known.numpy())
             seed = int(rng.integers(2**62))
             sent = self._transfer.send(inputs)
-            yield _Micro(number=number, num_tokens=batch.num_tokens, sent=sent, seed=seed, newest=newest)
+            flops = self._flops.of_batch(batch.lo.numpy(), batch.hi.numpy(), inputs.targets.numpy())
+            yield _Micro(number=number, num_tokens=batch.num_tokens, sent=sent, seed=seed, newest=newest, flops=flops)
 
     def _step_weight(self, numbers: Sequence[int]) -> float:
         return sum(self._batch_weights.of(number) for number in numbers)
@@ -225,7 +238,7 @@ class Night:
         self.global_step += 1
 
     def _micro_batch(self, micro: _Micro, inputs: Inputs, step_weight: float, clock: Attribution) -> None:
-        clock.count(micro.num_tokens, inputs.plan.padding_fraction)
+        clock.count(micro.num_tokens, inputs.plan.padding_fraction, micro.flops)
         for name, shown in micro.newest.items():
             self.newest[name] = max(self.newest.get(name, -(2**62)), shown)
         with clock.part("forward"):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from gr_core.train.layout import DistributedConfig
 
-UNDECIDING = ("save_every_steps", "keep_checkpoints")
+UNDECIDING = ("save_every_steps", "keep_checkpoints", "peak_tflops", "price_per_gpu_hour")
 """Keys that change no weight: a training that is taken up with others goes on."""
 
 
@@ -57,6 +57,14 @@ class TrainConfig:
     replay_fraction: float = 0.0
     """Share of trained users, by a stable hash of user and seed, whose old events (inside the parent's watermark) are
     trained on again beside the night's due ones; 0: none."""
+    metrics: Literal["fused", "naive", "off"] = "fused"
+    """AUC, NE and calibration while training: one histogram on the device; 1,000 thresholds, action by action, as most
+    teams do it, to measure what that costs; or none."""
+    peak_tflops: float | None = None
+    """Peak of one rank, TFLOP/s, that utilisation (perf/mfu) is measured against; unset: a known GPU's data sheet at the
+    run's precision, else what a matrix product reaches when the run starts."""
+    price_per_gpu_hour: float = 0.0
+    """Price of an hour of one GPU, for perf/cost; 0: no cost is told. On the CPU perf/core_seconds stands alone."""
     num_threads: int = 2
     """CPU threads of the training process; part of what makes a digest repeatable."""
     save_every_steps: int = 0
@@ -75,7 +83,7 @@ class TrainConfig:
         for name in ("warmup_fraction", "final_fraction", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"train.{name} must be in [0, 1], got {getattr(self, name)}")
-        for name in ("weight_decay", "clip_norm", "initial_accumulator"):
+        for name in ("weight_decay", "clip_norm", "initial_accumulator", "price_per_gpu_hour"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be a finite number, at least 0, got {getattr(self, name)}")
         for name in ("micro_batches", "num_threads", "keep_checkpoints"):
@@ -89,6 +97,13 @@ class TrainConfig:
                 f"{self.distributed.ranks}, got {self.micro_batches}; a step's batches are shared out among the ranks"
             )
         self._check_weighting()
+        self._check_measuring()
+
+    def _check_measuring(self) -> None:
+        if self.metrics not in ("fused", "naive", "off"):
+            raise ValueError(f"train.metrics must be fused, naive or off, got {self.metrics!r}")
+        if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:
+            raise ValueError(f"train.peak_tflops must be a finite number above 0, or unset, got {self.peak_tflops}")
 
     def _check_weighting(self) -> None:
         for action, weight in self.action_weights.items():

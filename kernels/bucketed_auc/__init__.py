@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from kernels.bucketed_auc.reference import (
     sums_reference,
 )
 
-__all__ = ["ActionMetrics", "BucketedAUC", "bins_reference"]
+__all__ = ["ActionMetrics", "BucketedAUC", "action_metrics", "bins_reference", "sums_reference"]
 
 
 @dataclass(frozen=True)
@@ -88,21 +89,35 @@ class BucketedAUC:
         self.clipped_A += other.clipped_A
         self.sums_A4 += other.sums_A4
 
+    def state(self) -> dict[str, Tensor]:
+        """Return all that was counted, by name: views."""
+        return {name: getattr(self, name) for name in ("positives_AB", "negatives_AB", "clipped_A", "sums_A4")}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from the counts that `state` returned."""
+        for name, counts in self.state().items():
+            counts.copy_(state[name])
+
     def compute(self) -> list[ActionMetrics]:
         """Return the metrics of each action."""
-        return [self._action(a) for a in range(len(self.clipped_A))]
+        return [
+            action_metrics(self.positives_AB[a], self.negatives_AB[a], self.sums_A4[a], clipped=int(self.clipped_A[a]))
+            for a in range(len(self.clipped_A))
+        ]
 
-    def _action(self, action: int) -> ActionMetrics:
-        auc, certificate = auc_reference(self.positives_AB[action], self.negatives_AB[action])
-        loss, probability, positives, count = self.sums_A4[action].tolist()
-        rate = positives / count if count else 0.0
-        entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else 0.0
-        return ActionMetrics(
-            auc=auc,
-            certificate=certificate,
-            ne=loss / count / entropy if entropy else None,
-            calibration=probability / positives if positives else None,
-            count=round(count),
-            positives=round(positives),
-            clipped=int(self.clipped_A[action]),
-        )
+
+def action_metrics(positives_B: Tensor, negatives_B: Tensor, sums_4: Tensor, *, clipped: int = 0) -> ActionMetrics:
+    """Return the metrics of one action from its histogram, [B] twice, and its sums as `sums_reference` has them, [4]."""
+    auc, certificate = auc_reference(positives_B, negatives_B)
+    loss, probability, positives, count = sums_4.tolist()
+    rate = positives / count if count else 0.0
+    entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)) if 0 < rate < 1 else 0.0
+    return ActionMetrics(
+        auc=auc,
+        certificate=certificate,
+        ne=loss / count / entropy if entropy else None,
+        calibration=probability / positives if positives else None,
+        count=round(count),
+        positives=round(positives),
+        clipped=clipped,
+    )
