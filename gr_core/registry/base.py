@@ -55,6 +55,14 @@ class ModelStore(Protocol):
         Without a step, a value that the run already has is not logged again.
         """
 
+    def log_series(self, run: str, series: Mapping[int, Mapping[str, Any]]) -> None:
+        """Log metrics of many steps, as `log` does; what the run has of a metric at a step is not logged again.
+
+        Args:
+            run: The run.
+            series: Step to metrics.
+        """
+
     def tag(self, run: str, tags: Mapping[str, Any]) -> None:
         """Set tags, each below "daybreak."."""
 
@@ -152,6 +160,7 @@ class _Run:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, dict[int, float]] = field(default_factory=dict)
     datasets: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -187,6 +196,13 @@ class InMemoryStore:
         self.runs[run].metrics.update(values)
         if not_numbers:
             self.tag(run, {"nan": ", ".join(not_numbers)})
+
+    def log_series(self, run: str, series: Mapping[int, Mapping[str, Any]]) -> None:
+        """See ModelStore."""
+        for step, metrics in sorted(series.items()):
+            self.log(run, metrics, step=step)
+            for key, value in clean_metrics(metrics)[0].items():
+                self.runs[run].series.setdefault(key, {}).setdefault(step, value)
 
     def tag(self, run: str, tags: Mapping[str, Any]) -> None:
         """See ModelStore."""

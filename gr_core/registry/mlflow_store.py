@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -129,18 +129,36 @@ class MlflowStore:
 
     def log(self, run: str, metrics: Mapping[str, Any], *, step: int | None = None) -> None:
         """See ModelStore."""
-        from mlflow.entities import Metric
-
         values, not_numbers = clean_metrics(metrics)
         if step is None:
             known = self._client.get_run(run).data.metrics
             values = {key: value for key, value in values.items() if known.get(key) != value}
-        now = round(time.time() * 1000)  # MLflow shows it; nothing of ours reads it
-        rows = [Metric(key, value, now, step or 0) for key, value in values.items()]
-        for start in range(0, len(rows), _BATCH):
-            self._client.log_batch(run, metrics=rows[start : start + _BATCH])
+        self._log_values(run, [(key, value, step or 0) for key, value in values.items()])
         if not_numbers:
             self.tag(run, {"nan": ", ".join(not_numbers)})
+
+    def log_series(self, run: str, series: Mapping[int, Mapping[str, Any]]) -> None:
+        """See ModelStore."""
+        cleaned = {step: clean_metrics(metrics) for step, metrics in sorted(series.items())}
+        logged = self._client.get_run(run).data.metrics
+        known = {
+            key: {point.step for point in self._client.get_metric_history(run, key)}
+            for key in dict.fromkeys(key for values, _ in cleaned.values() for key in values)
+            if key in logged
+        }
+        points = [(key, value, step) for step, (values, _) in cleaned.items() for key, value in values.items()]
+        self._log_values(run, [point for point in points if point[2] not in known.get(point[0], ())])
+        not_numbers = sorted({key for _, keys in cleaned.values() for key in keys})
+        if not_numbers:
+            self.tag(run, {"nan": ", ".join(not_numbers)})
+
+    def _log_values(self, run: str, points: Sequence[tuple[str, float, int]]) -> None:
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)  # MLflow shows it; nothing of ours reads it
+        rows = [Metric(key, value, now, step) for key, value, step in points]
+        for start in range(0, len(rows), _BATCH):
+            self._client.log_batch(run, metrics=rows[start : start + _BATCH])
 
     def tag(self, run: str, tags: Mapping[str, Any]) -> None:
         """See ModelStore."""

@@ -88,6 +88,17 @@ def test_what_is_not_there_is_named(store, tmp_path: Path):
         store.register(run, tmp_path, night="2025-06-07", tags={})
 
 
+def test_memory_keeps_series():
+    """Metrics of many steps are kept by step, the first word of each."""
+    memory = InMemoryStore()
+    run = memory.start_night("2025-06-01", params={}, tags={})
+
+    memory.log_series(run, {2: {"ne": 0.5}, 1: {"ne": 0.25, "auc": None}})
+    memory.log_series(run, {2: {"ne": 0.75}})
+
+    assert memory.runs[run].series == {"ne": {1: 0.25, 2: 0.5}}
+
+
 def test_memory_keeps_what_is_logged():
     """The in-memory store is open to tests: statuses, parameters, tags, metrics and datasets."""
     store = InMemoryStore()

@@ -152,6 +152,25 @@ def test_a_run_holds_what_was_logged_once(store, client, home):
     assert store.link(run).startswith(f"sqlite:///{home}/mlflow.db#/experiments/")
 
 
+def test_a_series_is_logged_once_at_its_steps(store, client):
+    """Metrics of many steps stand at their steps; logged again, by a retry that knows more, nothing stands twice."""
+    run = store.child(store.start_night("2025-06-20", params={}, tags={}), "evaluate")
+    first = {20: {"holdout/ne/click": 0.75, "holdout/auc/click": None}, 10: {"holdout/ne/click": 0.5}}
+
+    store.log_series(run, first)
+    store.log_series(run, {**first, 30: {"holdout/ne/click": math.nan}})
+    store.log_series(run, {})
+
+    history = client.get_metric_history(run, "holdout/ne/click")
+    points = sorted((point.step, point.value) for point in history)
+    assert points[:2] == [(10, 0.5), (20, 0.75)]
+    assert len(points) == 3
+    assert math.isnan(points[2][1])
+    found = client.get_run(run).data
+    assert "holdout/auc/click" not in found.metrics
+    assert found.tags["daybreak.nan"] == "holdout/ne/click"
+
+
 def test_runs_end_once_and_dead_ones_are_killed(store, client):
     """Cases B2, B12: children end with their night, a re-opened run runs again, a dead one is never FINISHED."""
     run = store.start_night("2025-06-04", params={}, tags={})
