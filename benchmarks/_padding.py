@@ -37,6 +37,7 @@ class Lengths:
 PRESETS = {
     "ads": Lengths(median=40, sigma=1.1, longest=1024),
     "feed": Lengths(median=87, sigma=0.9, longest=512),
+    "long": Lengths(median=250, sigma=1.0, longest=1000),
 }
 
 

@@ -6,37 +6,59 @@ Content is random, since what it says costs nothing; lengths, types and interval
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 
 from benchmarks._padding import lengths_of
 from gr_core.data.ragged import BITS, FIRST_CODE, HI, KNOWN, LO, WORDS, Ints, Longs, Ragged, RaggedSource, ranges, width
+from gr_core.schema import FIRST_FALLBACK_ROW
 
 FEATURES = ("item_id", "category", "creator", "surface", "slot", "device")
 ACTIONS = ("click", "like", "purchase")
 SESSION = 10
 """Most targets of a segment; they are part of the preset's length and see all of its history."""
 _DISTINCT = 100_000  # ids a feature
+_ZIPF = 1.05
 _MINUTE_US = 60_000_000
 _ROLE = 1
 
 
-def source_of(preset: str, num_tokens: int, seed: int = 0) -> RaggedSource:
+def source_of(preset: str, num_tokens: int, seed: int = 0, *, rows: Mapping[str, int] | None = None) -> RaggedSource:
     """Return about so many tokens in segments of a preset's lengths, one segment a user.
 
     Args:
         preset: A key of _padding.PRESETS.
         num_tokens: About how many tokens in all.
         seed: Another one is other segments.
+        rows: Real rows of each feature's table, drawn by Zipf's law; None: all ids equally likely.
     """
     lengths = lengths_of(preset, max(num_tokens // 8, 8), seed)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), num_tokens)) + 1]
     rng = np.random.default_rng(seed)
+    first = FIRST_CODE if rows is None else FIRST_FALLBACK_ROW + 1
     tables = {
-        name: np.append(np.arange(FIRST_CODE), FIRST_CODE + rng.permutation(_DISTINCT)).astype(np.int32)
+        name: np.append(np.arange(FIRST_CODE), first + _rows(rng, None if rows is None else rows[name])).astype(
+            np.int32
+        )
         for name in FEATURES
     }
     return RaggedSource([_ragged(rng, lengths)], [tables], _ROLE)
+
+
+def _rows(rng: np.random.Generator, num_rows: int | None) -> Longs:
+    """Return the row of each code, [_DISTINCT], from 0; a code is as likely as another, so a row is by how many it has."""
+    if num_rows is None:
+        return rng.permutation(_DISTINCT)
+    return zipf(rng, num_rows, _DISTINCT)
+
+
+def zipf(rng: np.random.Generator, num_rows: int, size: int) -> Longs:
+    """Draw rows below `num_rows` with probability falling as rank to the power of -1.05; ranks are shuffled rows."""
+    share = np.arange(1, num_rows + 1, dtype=np.float64) ** -_ZIPF
+    ranks = np.searchsorted(np.cumsum(share) / share.sum(), rng.random(size), side="right")
+    return rng.permutation(num_rows)[np.minimum(ranks, num_rows - 1)]
 
 
 def _ragged(rng: np.random.Generator, lengths: Longs) -> Ragged:

@@ -1,0 +1,182 @@
+"""The training benchmark: rivals that compute what they should, FLOP as torch counts them, arms that train, the object."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import _mfu, _speed, _steps, _tables, training
+from benchmarks._flops import MATRIX_PASSES, step_flops
+from benchmarks._ours import ITEM_FEATURES, ROWS, Ours, night_of, pack_of
+from benchmarks._pairs import interleave, medians, ratio
+from benchmarks._rival import PaddedModel, Rival, Users, read_users
+
+TINY = {"width": 16, "num_layers": 2, "num_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of a few batches."""
+    return pack_of(tmp_path_factory.mktemp("training") / "pack", "ads", 6_000, token_budget=2048)
+
+
+@pytest.fixture(scope="module")
+def users(pack: Path) -> Users:
+    """The same tokens, for rivals."""
+    return read_users(night_of(pack, TINY).reader)
+
+
+def padded(num_features: int) -> PaddedModel:
+    torch.manual_seed(0)
+    return PaddedModel(16, 2, 4, [10_003] * num_features, 3, 0.0)
+
+
+def test_rivals_read_every_token_and_target(pack: Path, users: Users) -> None:
+    """Tokens, users and targets are the pack's; a cut has users of one length and their last ten tokens as targets."""
+    index = night_of(pack, TINY).reader.index
+    cut = users.cut(50)
+
+    assert len(users.gaps) == index["num_tokens"]
+    assert int(users.is_target.sum()) == index["num_supervised"]
+    assert len(users.lengths) == index["num_segments"]
+    assert set(cut.lengths) == {50}
+    assert int(cut.is_target.sum()) == 10 * len(cut.lengths)
+    assert cut.is_target[40:50].all()
+    assert not cut.is_target[:40].any()
+
+
+def test_padding_and_masks_do_not_change_what_a_rival_predicts(users: Users) -> None:
+    """A short user's logits are the same alone and padded to a longer one, masked and plainly causal."""
+    model = padded(users.rows.shape[1])
+    short, long = np.argsort(users.lengths)[[len(users.lengths) // 2, -1]]
+    seen: dict[str, torch.Tensor] = {}
+    for batching in ("random", "equal"):
+        rival = Rival(users, model, batching)  # type: ignore[arg-type]
+        for name, numbers in (("alone", [short]), ("padded", [short, long])):
+            kept: list[torch.Tensor] = []
+            hook = model.logits.register_forward_hook(lambda *given, kept=kept: kept.append(given[2].detach()))
+            state = {key: value.clone() for key, value in model.state_dict().items()}
+            rival.step(np.asarray(numbers))
+            model.load_state_dict(state)
+            hook.remove()
+            seen[f"{batching} {name}"] = kept[0]
+
+    expected = seen["random alone"]
+    assert len(expected) > 0
+    for logits in seen.values():
+        torch.testing.assert_close(logits[: len(expected)], expected)
+
+
+def test_bucketed_batches_have_like_lengths_and_cover_all_users(users: Users) -> None:
+    """Sorted by length, cut into batches; a round over all batches trains every real token once."""
+    rival = Rival(users, padded(users.rows.shape[1]), "bucketed", batch_users=8)
+
+    assert rival.spread(rival.num_batches)() == int(users.lengths.sum())
+
+
+def test_flop_of_matrices_are_those_that_torch_counts(pack: Path) -> None:
+    """Forward products of a batch, counted by torch without attention, times three passes."""
+    night = night_of(pack, {**TINY, "history_counts": False, "id_drop_fraction": 0.0})
+    batch = night.reader.batch(0)
+    inputs = night.builder.build(batch)
+    with FlopCounterMode(display=False) as counter:
+        night.model(night.tables.weight[inputs.rows], inputs)
+    found = counter.get_flop_counts()["Global"]
+    products = sum(value for op, value in found.items() if "attention" not in str(op))
+    nobody = torch.zeros_like(batch.hi) - 1  # no keys, not even itself: attention counts as nothing
+    alone = type(batch)(
+        **{name: getattr(batch, name) for name in type(batch).__slots__} | {"hi": nobody, "lo": nobody + 1}
+    )
+
+    assert step_flops(alone, night.run.model, 3, 3) == pytest.approx(MATRIX_PASSES * products)
+    assert step_flops(batch, night.run.model, 3, 3) > MATRIX_PASSES * products
+
+
+def test_ours_trains_and_counts_real_tokens(pack: Path) -> None:
+    """Steps move parameters; a pass over the pack counts its tokens; batches come again after the last."""
+    ours = Ours(night_of(pack, TINY))
+    before = ours.night.model.states.weight.detach().clone()
+
+    assert ours.train(len(ours.night.reader)) == ours.night.reader.index["num_tokens"]
+    assert ours.train(1) == ours.night.reader.index["batch_tokens"][0]
+    assert not torch.equal(before, ours.night.model.states.weight)
+
+
+def test_rows_follow_the_tables(users: Users) -> None:
+    """Every row lies inside its table, reserved ones left out, and popular rows are popular."""
+    items = users.rows[:, 0]
+
+    assert items.min() >= 3
+    assert items.max() < ROWS[ITEM_FEATURES[0]] + 3
+    assert np.bincount(items).max() > 20 * len(items) / ROWS[ITEM_FEATURES[0]]
+
+
+def test_pairs_are_interleaved_and_compared_round_by_round() -> None:
+    """One warm-up and then every arm in turn; rates are amount over time."""
+    order: list[str] = []
+
+    def work(name: str) -> float:
+        order.append(name)
+        return 1.0
+
+    rates = interleave({"a": lambda: work("a"), "b": lambda: work("b")}, rounds=2)
+
+    assert order == ["a", "b"] * 3
+    assert [len(values) for values in rates.values()] == [2, 2]
+    assert ratio({"a": [2.0, 6.0, 4.0], "b": [1.0, 2.0, 4.0]}, "a", "b") == 2.0
+    assert medians({"a": [2.0, 6.0, 4.0]}) == {"a": 4.0}
+
+
+def test_a_pair_measures_every_rival(tmp_path: Path) -> None:
+    """All four arms have a rate, and ours a ratio to the three others."""
+    found = _speed.pair(
+        str(tmp_path), "ads", 16, 1, 4_000, {"ours": 1, "padded": 1, "bucketed": 1, "equal": 1}, rounds=1
+    )
+
+    assert set(found["rates"]) == {"ours", "padded", "bucketed", "equal"}
+    assert set(found["ratios"]) == {"padded", "bucketed", "equal"}
+    assert all(rate > 0 for rate in found["rates"].values())
+
+
+def test_utilisation_and_metrics_are_shares(tmp_path: Path) -> None:
+    """Both come out above zero, metrics below the whole of a step."""
+    used = _mfu.utilisation(str(tmp_path), "ads", 16, 1, 4_000, batches=1, rounds=1, matrix=32)
+    share = _steps.metrics_share(str(tmp_path), "ads", 16, 4_000, steps=1, rounds=1)
+
+    assert used["mfu"] > 0
+    assert 0 < share["fraction"] < 1
+    assert 0 < share["naive_fraction"] < 1
+
+
+def test_thresholds_count_every_known_row_at_every_threshold() -> None:
+    """The naive metric's confusion matrices hold each known row once a threshold; the highest threshold finds nobody."""
+    metric = _steps.Thresholds(2)
+    logits, labels = torch.tensor([[0.0, 9.0], [1.0, -9.0]]), torch.tensor([[True, False], [False, True]])
+    metric.update(logits, labels, torch.tensor([[True, True], [True, False]]))
+
+    assert metric.counts.sum(dim=2).unique(dim=1).tolist() == [[2], [1]]
+    assert metric.counts[0, -1].tolist() == [1, 0, 1, 0]
+
+
+def test_table_arms_compute_the_same_kind_of_step() -> None:
+    """Ours and the dense arms are timed on the same ids; fbgemm's presence is told."""
+    found = _tables.compare(rows=500, num_ids=64, steps=2, rounds=1)
+
+    assert {"ours", "adam", "fused_adam"} <= set(found["milliseconds"])
+    assert found["fbgemm"] in ("measured", "not installed")
+    assert 8 <= found["distinct_ids"] <= 8 * 64
+
+
+def test_the_object_has_the_contracts_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object on stdout: figures with four keys, conditions; --quick never misses."""
+    status = training.main(["--quick", "--only", "tables", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+
+    assert status == 0
+    assert list(printed) == ["figures", "conditions"]
+    assert set(printed["figures"]) == {"tables/1000/speedup_over_adam", "tables/1000/milliseconds"}
+    assert all(list(figure) == ["value", "goal", "baseline", "unit"] for figure in printed["figures"].values())
+    assert printed["conditions"]["quick"] is True
