@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,7 @@ class Scorer:
         reader = PackReader(pack)
         self._check(reader)
         index = reader.index
-        builder = InputBuilder(
-            self.config,
-            len(self.actions),
-            index["supervised"],
-            self.row_map(vocabulary),
-            planner=bucketed_planner(index["layout"]),
-        )
+        builder = _builder(self.config, index, self.row_map(vocabulary))
         parts: list[tuple[Any, ...]] = []
         with reader.ahead() as batches:
             for batch in batches:
@@ -148,6 +143,31 @@ _KINDS = (torch.int32, torch.int32, torch.int64)
 def _with_vocabulary(spec: TableSpec, described: dict[str, Any], vocabulary: Path) -> TableSpec:
     rows = int(described["rows"])
     return replace(spec, rows=rows, fallback_of=read_fallbacks(vocabulary / f"{spec.name}.arrow", rows))
+
+
+def _builder(config: ModelConfig, index: dict[str, Any], rows: RowMap) -> InputBuilder:
+    """Return what turns the batches of a pack with this index into inputs."""
+    planner = bucketed_planner(index["layout"])
+    return InputBuilder(config, len(index["actions"]), index["supervised"], rows, planner=planner)
+
+
+@torch.inference_mode()
+def warm_up(reader: PackReader, config: ModelConfig, tables: Sequence[TableSpec]) -> None:
+    """Score one batch of a pack with untrained weights: what a process does only once is done before it matters.
+
+    Args:
+        reader: The pack.
+        config: Shape of the model.
+        tables: Tables of the pack's vocabulary.
+    """
+    index = reader.index
+    number = next((n for n, weight in enumerate(index["batch_weights"]["token"]) if weight > 0), None)
+    if number is None:
+        return
+    ordered = sorted(tables, key=lambda table: config.features.index(table.name))
+    inputs = _builder(config, index, RowMap(ordered)).build(reader.batch(number))
+    model = new_recommender(config, len(index["actions"]), int(index["supervised"]).bit_count(), seed=0)
+    model.eval()(torch.zeros(len(inputs.rows), config.width), inputs)
 
 
 def score_pack(checkpoint: Path, pack: Path, *, vocabulary: Path | None = None, num_threads: int = 1) -> Scored:
