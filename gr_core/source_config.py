@@ -172,6 +172,9 @@ class WorldConfig(Section):
     """Mean sessions of a user and day (at most 4 are held)."""
     bot_events: int = Field(default=400, ge=0)
     """Impressions of the one bot a day; above source.daily_cap to be cut."""
+    taste_shift_day: int = Field(default=0, ge=0)
+    """From this day of the world on (1: the first) users want another category than before, to measure how fast a lineage
+    follows; 0: they never change."""
 
 
 class SourceConfig(Section):

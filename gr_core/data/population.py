@@ -40,6 +40,8 @@ class WorldValues(Protocol):
     def sessions_per_user_day(self) -> float: ...  # noqa: D102
     @property
     def bot_events(self) -> int: ...  # noqa: D102
+    @property
+    def taste_shift_day(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,8 @@ class World:
     """Mean sessions of a user and day (at most 4 are held)."""
     bot_events: int = 400
     """Impressions of the bot a day."""
+    taste_shift_day: int = 0
+    """From this day of the world on (1: the first) users want another category than before; 0: they never change."""
 
     @classmethod
     def of(cls, values: WorldValues) -> Self:

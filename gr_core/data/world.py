@@ -8,7 +8,8 @@ what day 1 costs.
 Taste. Each type of user has a ring of `RING` categories. Every session has a theme, a category of the user's ring, and
 ends in it. In a session the user wants the category that follows, on the ring, the theme of the session BEFORE, and
 clicks more or less on everything according to that theme (`_KEEN`). The end of the visible history tells it. The set of
-the history does not: any of its themes may have been the last.
+the history does not: any of its themes may have been the last. Where the world has a `taste_shift_day`, the wanted
+category is from that day on the one BEFORE the theme on the ring: what was learned until then misleads.
 """
 
 from __future__ import annotations
@@ -131,12 +132,18 @@ class _Plan:
     themes: Ints
 
 
-def wanted_after(theme: Any) -> Any:
-    """Return the category wanted after a session of this theme: the next one on its ring. Works on arrays."""
-    return theme // RING * RING + (theme + 1) % RING
+def wanted_after(theme: Any, step: int = 1) -> Any:
+    """Return the category wanted after a session of this theme: so many steps on along its ring. Works on arrays."""
+    return theme // RING * RING + (theme + step) % RING
 
 
-def show(rng: np.random.Generator, items: Items, users: Users, sessions: dict[str, Ints]) -> Shown:
+def taste_step(world: World, day: date) -> int:
+    """Return how far on along the ring the wanted category lies on a day: one step, since the taste's shift one back."""
+    has_shifted = 0 < world.taste_shift_day <= age_days(world, day) + 1
+    return RING - 1 if has_shifted else 1
+
+
+def show(rng: np.random.Generator, items: Items, users: Users, sessions: dict[str, Ints], step: int = 1) -> Shown:
     """Fill sessions with impressions and give each its true probabilities.
 
     Args:
@@ -144,6 +151,7 @@ def show(rng: np.random.Generator, items: Items, users: Users, sessions: dict[st
         items: The catalogue.
         users: Traits of the user of each session, [S].
         sessions: Arrays [S]: theme; before (theme of the session before, -1: none); length; surface.
+        step: How far on along the ring the wanted category lies.
 
     Returns:
         The impressions, session by session. P(like) and P(purchase) are products with P(click): both follow a click.
@@ -151,7 +159,7 @@ def show(rng: np.random.Generator, items: Items, users: Users, sessions: dict[st
     theme, before, length, surface = (sessions[name] for name in ("theme", "before", "length", "surface"))
     session = np.repeat(np.arange(len(length)), length)
     slot = np.arange(len(session)) - (np.cumsum(length) - length)[session]
-    wanted = np.where(before >= 0, wanted_after(before), -1)[session]
+    wanted = np.where(before >= 0, wanted_after(before, step), -1)[session]
     kind = users.kind[session]
     open_slot = slot < (length - CLOSING)[session]
     category = _categories(rng, kind, theme[session], wanted, open_slot)
@@ -191,7 +199,7 @@ def events_of(world: World, day: date) -> DayEvents:
         "length": rng.integers(MIN_LENGTH, MAX_LENGTH + 1, len(user)),
         "surface": rng.choice(len(SURFACES), len(user), p=SURFACE_SHARES),
     }
-    shown = show(rng, items, users, sessions)
+    shown = show(rng, items, users, sessions, taste_step(world, day))
     elapsed = np.cumsum(rng.integers(*GAP_MS, len(shown.session)))
     if len(elapsed):
         elapsed -= elapsed[np.cumsum(sessions["length"]) - sessions["length"]][shown.session]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gr_core.data.population import World, items_of
-from gr_core.data.world import ACTIONS, NEVER, WINDOW_SECONDS, events_of
+from gr_core.data.world import ACTIONS, NEVER, WINDOW_SECONDS, events_of, taste_step, wanted_after
 
 WORLD = World()
 
@@ -114,3 +114,15 @@ def test_lower_slots_are_clicked_less() -> None:
 
     assert events.probability["click"][middle].mean() < events.probability["click"][opening].mean()
     assert set(np.unique(events.slot)) == set(range(16))
+
+
+def test_a_taste_shift_turns_what_is_wanted_from_its_day_on() -> None:
+    """Days before the shift are those of a world without it; from its day on the same (last, shown) pairs click otherwise."""
+    plain, shifted = World(num_users=300), World(num_users=300, taste_shift_day=6)
+    before, after = [events_of(world, day(4)) for world in (plain, shifted)], events_of(shifted, day(5))
+
+    assert np.array_equal(before[0].probability["click"], before[1].probability["click"])
+    assert np.array_equal(before[0].item, before[1].item)
+    assert not np.array_equal(after.probability["click"], events_of(plain, day(5)).probability["click"])
+    assert taste_step(shifted, day(4)) == taste_step(plain, day(5)) == 1
+    assert wanted_after(np.array([0, 1, 5]), taste_step(shifted, day(5))).tolist() == [3, 0, 4]
