@@ -132,6 +132,11 @@ class Attribution:
             self._attention_flops += flops.attention
 
     @property
+    def counts(self) -> Counts:
+        """What the counted step asked of the machine; empty before it."""
+        return dict(self._counts)
+
+    @property
     def seconds(self) -> float:
         """Wall seconds since the start."""
         return time.perf_counter() - self._began
@@ -142,17 +147,22 @@ class Attribution:
         return self._tokens / max(self.seconds, 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """Return perf/*: seconds by part, rates, unused budget and padding, memory, utilisation, counts and cost."""
+        """Return perf/*: seconds by part, rates, unused budget and padding, memory, utilisation, counts and cost.
+
+        Seconds, counts and memory are this rank's; tokens, FLOP and what follows from them are of all ranks, so every rank
+        must call this.
+        """
         wall = self.seconds
         if self._events:
             torch.cuda.synchronize(self._device)
             self._drain()
+        total = self._over_ranks()
         told = {
             "perf/train_seconds": wall,
             "perf/steps": float(self._steps),
-            "perf/tokens_per_second": self._tokens / max(wall, 1e-9),
-            "perf/unused_budget_fraction": 1 - self._tokens / self._places if self._places else 0.0,
-            "perf/padding_fraction": self._padded / self._batches if self._batches else 0.0,
+            "perf/tokens_per_second": total["tokens"] / max(wall, 1e-9),
+            "perf/unused_budget_fraction": 1 - total["tokens"] / total["places"] if total["places"] else 0.0,
+            "perf/padding_fraction": total["padded"] / total["batches"] if total["batches"] else 0.0,
             **{f"perf/seconds/{name}": value for name, value in self._seconds.items()},
             "perf/other_seconds": max(wall - sum(self._seconds.values()), 0.0),
             "perf/peak_memory_bytes": float(hardware.peak_memory(self._device)),
@@ -160,19 +170,36 @@ class Attribution:
             **self._counts,
             **compiled_graphs(),
         }
-        told |= self._utilisation(wall) | self._cost(wall)
+        told |= self._utilisation(wall, total["matrices"], total["attention"]) | self._cost(wall)
         return told | {"perf/attribution_seconds": self._own}
 
-    def _utilisation(self, wall: float) -> dict[str, float]:
-        flops = self._matrix_flops + self._attention_flops
+    def _over_ranks(self) -> dict[str, float]:
+        """Return what was counted, summed over the ranks."""
+        own = {
+            "tokens": float(self._tokens),
+            "places": float(self._places),
+            "batches": float(self._batches),
+            "padded": self._padded,
+            "matrices": self._matrix_flops,
+            "attention": self._attention_flops,
+        }
+        if self._terms is None or self._terms.ranks == 1:
+            return own
+        sums = torch.tensor(list(own.values()), dtype=torch.float64, device=self._device)
+        torch.distributed.all_reduce(sums)
+        return dict(zip(own, sums.tolist(), strict=True))
+
+    def _utilisation(self, wall: float, matrices: float, attention: float) -> dict[str, float]:
+        """Tell the share of the peak that the model's own FLOP reach."""
+        flops = matrices + attention
         self._measure_peak()
-        if self._peak is None or not flops:
+        if self._terms is None or self._peak is None or not flops:
             return {}
         return {
             "perf/model_flops": flops,
-            "perf/attention_flops_fraction": self._attention_flops / flops,
+            "perf/attention_flops_fraction": attention / flops,
             "perf/peak_flops_per_second": self._peak.flops,
-            "perf/mfu": flops / max(wall, 1e-9) / self._peak.flops,
+            "perf/mfu": flops / max(wall, 1e-9) / self._peak.flops / self._terms.ranks,
         }
 
     def _cost(self, wall: float) -> dict[str, float]:
@@ -209,7 +236,15 @@ class Attribution:
         del self._events[:done]
 
 
-def attribution(run: Run, device: torch.device, *, token_budget: int, steps: int, trace: Path | None) -> Attribution:
+def attribution(
+    run: Run,
+    device: torch.device,
+    *,
+    token_budget: int,
+    steps: int,
+    trace: Path | None = None,
+    count_after_seconds: float | None = None,
+) -> Attribution:
     """Return the attribution of a run.
 
     Args:
@@ -218,6 +253,7 @@ def attribution(run: Run, device: torch.device, *, token_budget: int, steps: int
         token_budget: Tokens a batch could hold.
         steps: How many steps there will be.
         trace: Where two of them are recorded, not the first two if there are more; None: nowhere.
+        count_after_seconds: See `Attribution`.
     """
     ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     terms = hardware.Terms(
@@ -229,7 +265,7 @@ def attribution(run: Run, device: torch.device, *, token_budget: int, steps: int
     )
     first = min(2, max(steps - 1, 0))
     recorder = Trace(trace, device, first=first, steps=min(2, steps - first)) if trace is not None and steps else None
-    return Attribution(device, token_budget, terms=terms, trace=recorder)
+    return Attribution(device, token_budget, terms=terms, trace=recorder, count_after_seconds=count_after_seconds)
 
 
 def compiled_graphs() -> dict[str, float]:

@@ -61,7 +61,7 @@ class ModelFlops:
         token = target = 0
         top = f"blocks.{num_layers - 1}."
         for name, size in _matrices(model):
-            is_below = name.startswith(("states.", "blocks.")) and not name.startswith(top)
+            is_below = name.startswith(("states", "blocks.")) and not name.startswith(top)
             if is_below or (name.startswith(top) and "key_value" in name):
                 token += size
             else:
@@ -86,10 +86,7 @@ class ModelFlops:
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield name and entries of every parameter that rows are multiplied by."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
-            continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() >= 2:
-                yield f"{prefix}.{name}", parameter.numel()
+    """Yield name and entries of every matrix that rows are multiplied by."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, module.weight.numel()

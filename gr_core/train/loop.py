@@ -22,6 +22,7 @@ from gr_core.model.inputs import InputBuilder, Inputs
 from gr_core.model.losses import batch_loss, token_losses
 from gr_core.model.recommender import new_recommender
 from gr_core.model.settings import ModelConfig
+from gr_core.train.advice import advise, nodes_of
 from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.flops import BatchFlops, ModelFlops
@@ -309,7 +310,7 @@ class Night:
         return save_checkpoint(self.run.output, tensors, self._state(clock), self.run.vocabulary_files)
 
     def _state(self, clock: Attribution) -> dict[str, Any]:
-        run = self.run
+        run, perf = self.run, clock.metrics()
         metrics: dict[str, Any] = {"train/loss": self.mean_loss}
         metrics |= self.dense.rates.metrics("dense") | self.sparse.rates.metrics("sparse")
         for name, found in zip(self.supervised, self._metrics.compute(), strict=True):
@@ -348,7 +349,8 @@ class Night:
             "supervised": self.supervised,
             "supervised_mask": self.reader.index["supervised"],
             "pack_digest": self.reader.digest,
-            "metrics": metrics | clock.metrics(),
+            "metrics": metrics | perf,
+            "advice": advise(perf, run.config, nodes=nodes_of(run, self.device)),
         }
 
 

@@ -1,5 +1,7 @@
 """Floating-point operations of a batch, by hand and by torch's own counter."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -21,9 +23,10 @@ def test_a_batch_of_two_tokens_by_hand():
     assert found.total == found.matrices + found.attention
 
 
-def test_matrices_are_those_that_torch_counts(tokens, users):
+@pytest.mark.parametrize("block", ["softmax", "hstu"])
+def test_matrices_are_those_that_torch_counts(tokens, users, block):
     """The forward matrix products of a whole batch, as FlopCounterMode sees them: equal to the last one."""
-    net = tokens.Net()
+    net = tokens.Net(config=dataclasses.replace(tokens.MODEL, block=block))
     flops = ModelFlops.of(net.model, width=net.config.width, num_layers=net.config.num_layers)
     batch = tokens.make_batch(users)
     inputs = InputBuilder(net.config, net.actions, net.supervised, net.builder.row_map).build(batch)
