@@ -23,7 +23,7 @@ from pydantic import (
 from gr_core.errors import ConfigError
 from gr_core.evaluation_config import EvaluationConfig
 from gr_core.hashing import fingerprint
-from gr_core.model.settings import ModelConfig
+from gr_core.model.settings import AttentionConfig, ModelConfig
 from gr_core.section import CENTURY_DAYS, Days, Section, Seed
 from gr_core.source_config import (
     ActionConfig,
@@ -114,15 +114,11 @@ class PackConfig(Section):
     """Tokens a batch and rank."""
     time_window_seconds: int | None = Field(default=None, ge=1, le=CENTURY_DAYS * 86_400)
     """Keys older than this, counted back from the query, are not attended to; unset: no window."""
+    event_weight: str | None = None
+    """Side feature (SQL over the raw row) whose number is an event's weight, for train.normalize = "event_weight"; a text
+    that is no number of at least 0 weighs 1. Unset: every event weighs 1."""
     seed: Seed = 0
     """Seed of the shuffle of users."""
-
-
-class AttentionConfig(Section):
-    """Which attention path may run."""
-
-    require: Literal["none", "fa3"] = "none"
-    """fa3: fail, naming why, where FlashAttention 3 cannot run; none: the best path, logged."""
 
 
 class GateConfig(Section):
@@ -200,6 +196,11 @@ class Config(Section):
         for table, rule in self.vocabulary.items():
             if rule.fallback_by is not None and rule.fallback_by not in sides:
                 raise ValueError(f"vocabulary.{table}.fallback_by must be a side feature, got {rule.fallback_by!r}")
+        if self.pack.event_weight is not None and self.pack.event_weight not in sides:
+            raise ValueError(
+                f"pack.event_weight must be a side feature {sorted(sides)}, got {self.pack.event_weight!r}; add it to "
+                "source.feeds.side, or leave the key out"
+            )
         place = self.train.position_feature
         if place is not None and place not in self.model.features:
             raise ValueError(

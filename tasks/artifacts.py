@@ -21,6 +21,9 @@ def publish_night(status: dict[str, Any], link: str | None) -> None:
         {"figure": key, "value": str(status[key])}
         for key in ("due_events", "supervised_events", "holdout_events", "new_events", "late_events")
     ]
+    rows += [
+        {"figure": key, "value": str(status[key])} for key in ("replayed_events", "sampled_out_events") if key in status
+    ]
     for action, metrics in status["next_day"].items():
         rows += [{"figure": f"next_day {key} {action}", "value": str(value)} for key, value in metrics.items()]
     rows += [{"figure": f"seconds {key}", "value": str(value)} for key, value in status["seconds"].items()]

@@ -175,7 +175,7 @@ class PackReader:
         )
 
     def targets(self) -> tuple[list[str], list[str]]:
-        """Return (event_ids, users) of the supervised tokens in pack order, [N] each.
+        """Return (event_ids, users) of the supervised and replayed tokens in pack order, [N] each.
 
         Raises:
             FormatError: targets.arrow is missing or does not belong to the pack.
@@ -187,10 +187,10 @@ class PackReader:
             raise FormatError(
                 f"{self.path / 'targets.arrow'} cannot be read: {error}; pack again", where=str(self.path)
             ) from error
-        if table.num_rows != self.index["num_supervised"]:
+        expected = self.index["num_supervised"] + self.index.get("num_replayed", 0)
+        if table.num_rows != expected:
             raise FormatError(
-                f"{self.path} has {table.num_rows} rows in targets.arrow for {self.index['num_supervised']} supervised "
-                "tokens; pack again",
+                f"{self.path} has {table.num_rows} rows in targets.arrow for {expected} supervised tokens; pack again",
                 where=str(self.path),
             )
         return table.column("event_id").to_pylist(), table.column("user_id").to_pylist()

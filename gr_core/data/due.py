@@ -168,6 +168,16 @@ class DueScope:
         """Return what the masks depend on, as text."""
         return repr(self)
 
+    def old(self) -> pl.Expr:
+        """Return the bits of the actions that are not due because the parent's lineage had them: inside its watermark.
+
+        Returns:
+            Int32 over rows of the event table; 0 without a parent.
+        """
+        if self.parent is None:
+            return pl.lit(0, pl.Int32)
+        return new_mask(self.parent, [], list(self.action_names), self.supervised, self.context_commits)
+
     def masks(self, events: pl.DataFrame, holdout: pl.Series) -> dict[str, pl.Series]:
         """Return int32 masks of actions, one entry per row of `events`.
 

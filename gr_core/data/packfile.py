@@ -26,7 +26,7 @@ from gr_core.data.ragged import ranges
 from gr_core.errors import ConfigError
 from gr_core.hashing import file_sha256
 from gr_core.refs import Bound
-from gr_core.schema import PACK_FORMAT, pack_schema
+from gr_core.schema import PACK_FORMAT, REPLAYED, pack_schema
 
 PACK_FILE = "pack.arrow"
 TARGETS_FILE = "targets.arrow"
@@ -57,7 +57,7 @@ class Source(Protocol):
 
         Returns:
             Every column of `schema.pack_schema(features)` with segment-relative lo and hi; the event of each token with
-            supervise = 1, in token order, as a pyarrow array of text.
+            supervise != 0, in token order, as a pyarrow array of text.
         """
 
 
@@ -72,14 +72,14 @@ class Segments:
     users: Sequence[str]
     """User of each segment, [S]. Segments of one user stand in the order of their first targets."""
     event_ids: Any
-    """Event of each token with supervise = 1, in token order: a sequence of text or a pyarrow array."""
+    """Event of each token with supervise != 0, in token order: a sequence of text or a pyarrow array."""
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def take(self, segments: Longs) -> tuple[dict[str, Column], Any]:
         """See `Source.take`."""
         if not self._cache:
             # What every call needs, made by the first: nobody changes a column once the writing has begun.
-            is_target = self.columns["supervise"] == 1
+            is_target = self.columns["supervise"] != 0
             self._cache["starts"] = np.append(0, np.cumsum(self.lengths))
             self._cache["targets"] = np.append(0, np.cumsum(is_target))
             self._cache["event_ids"] = _text(self.event_ids)
@@ -120,13 +120,15 @@ class PackMeta:
     """Version of the vocabulary that the rows come from."""
     bound: Bound | None = None
     fingerprint: str = ""
+    negative_fraction: float = 1.0
+    """Share of the labels 0 that stand in the pack (gr_core.data.sampling); training corrects the logits by it."""
 
 
 def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
     """Make batches of segments and write the pack.
 
     The result depends on the segments' content and on `meta` alone, never on the order in which users come. No batch
-    exceeds the token budget or holds two segments of one user. Tokens with supervise = 1 whose label_known is 0 are
+    exceeds the token budget or holds two segments of one user. Targets whose label_known is 0 are
     kept as tokens but are not supervised (example 6).
 
     Args:
@@ -175,6 +177,7 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
         "num_segments": len(order),
         "num_targets": tally.num_targets,
         "num_supervised": tally.num_supervised,
+        **({"num_replayed": tally.num_replayed} if tally.num_replayed else {}),
         "segment_starts": starts.tolist(),
         "segment_users": ordered.to_pylist(),
         "batch_segments": batch_segments.tolist(),
@@ -205,6 +208,7 @@ def _described(meta: PackMeta) -> dict[str, Any]:
         "grouping": meta.grouping,
         "token_budget": meta.token_budget,
         "seed": meta.seed,
+        **({"negative_fraction": meta.negative_fraction} if meta.negative_fraction < 1.0 else {}),
     }
 
 
@@ -222,7 +226,7 @@ class _Tally:
     """Sums over the segments of a pack, filled chunk by chunk: the loss denominators and counts."""
 
     def __init__(self, num_segments: int) -> None:
-        self.num_targets = self.num_supervised = 0
+        self.num_targets = self.num_supervised = self.num_replayed = 0
         self._tokens = np.zeros(num_segments, np.float64)
         self._weight = np.zeros(num_segments, np.float64)
 
@@ -231,15 +235,18 @@ class _Tally:
         target = np.flatnonzero(columns["supervise"] != 0)
         event = np.flatnonzero(columns["label_known"].take(target) != 0)
         token = target[event]
+        flags = columns["supervise"].take(token)
         columns["supervise"] = np.zeros(len(columns["supervise"]), np.uint8)
-        columns["supervise"][token] = 1
+        columns["supervise"][token] = flags
         owner = np.repeat(np.arange(len(lengths)), lengths).take(token)
         place = slice(first_segment, first_segment + len(lengths))
         self._tokens[place] = np.bincount(owner, minlength=len(lengths))
         weights = columns["weight"].take(token).astype(np.float64)
         self._weight[place] = np.bincount(owner, weights=weights, minlength=len(lengths))
         self.num_targets += len(target)
-        self.num_supervised += len(token)
+        replayed = int(np.count_nonzero(flags == REPLAYED))
+        self.num_supervised += len(token) - replayed
+        self.num_replayed += replayed
         return _Supervised(event, owner + first_segment)
 
     def weights(self, batch_segments: Longs) -> dict[str, list[float]]:
@@ -361,8 +368,8 @@ def _check(segments: Segments, schema: pa.Schema) -> None:
         raise ValueError(f"every column must have sum(lengths) = {num_tokens} tokens, got {uneven}")
     if len(segments.users) != len(segments.lengths):
         raise ValueError(f"{len(segments.lengths)} segments need as many users, got {len(segments.users)}")
-    num_targets = int(segments.columns["supervise"].sum(dtype=np.int64))
+    num_targets = int(np.count_nonzero(segments.columns["supervise"]))
     if len(segments.event_ids) != num_targets:
         raise ValueError(
-            f"{num_targets} tokens with supervise = 1 need as many event_ids, got {len(segments.event_ids)}"
+            f"{num_targets} tokens with supervise != 0 need as many event_ids, got {len(segments.event_ids)}"
         )

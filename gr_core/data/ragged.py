@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gr_core.schema import PAD_ROW, UNKNOWN_ROW
+from gr_core.schema import DUE, PAD_ROW, REPLAYED, UNKNOWN_ROW
 
 ROWS_FILE = "rows.arrow"
 SEGMENTS_FILE = "segments.arrow"
 EVENTS_FILE = "events.arrow"
+WEIGHTS_FILE = "weights.arrow"
 
 BITS, KNOWN, LO, HI, WORDS = 2, 3, 4, 5, 6
 PAD_CODE, UNKNOWN_CODE, FIRST_CODE = PAD_ROW, UNKNOWN_ROW, 2
@@ -60,6 +61,8 @@ class Ragged:
     """Distinct users in text order, pyarrow large_string, [U]."""
     event_ids: Any
     """Event of each target row, pyarrow large_string, [R - N]."""
+    weight: npt.NDArray[np.float32] | None = None
+    """Event weight of each target row, [R - N]; None: 1, and there is no file."""
 
 
 SEGMENT_TYPES: dict[str, type[np.generic]] = {
@@ -94,6 +97,8 @@ def write(ragged: Ragged, folder: Path) -> None:
     user = pa.DictionaryArray.from_arrays(pa.array(ragged.user), ragged.users)
     write_columns(folder / SEGMENTS_FILE, {"user_id": user, **numbers})
     write_columns(folder / EVENTS_FILE, {"event_id": ragged.event_ids})
+    if ragged.weight is not None:
+        write_columns(folder / WEIGHTS_FILE, {"weight": pa.array(ragged.weight)})
 
 
 def read(folder: Path) -> Ragged:
@@ -107,6 +112,7 @@ def read(folder: Path) -> Ragged:
     segments, _ = read_columns(folder / SEGMENTS_FILE)
     user = segments.pop("user_id")
     names = facts["features"].split("\n") if facts["features"] else []
+    weighted = (folder / WEIGHTS_FILE).exists()
     flat = rows["row"].values.to_numpy()
     return Ragged(
         features=tuple(names),
@@ -115,6 +121,7 @@ def read(folder: Path) -> Ragged:
         users=user.dictionary,
         user=user.indices.to_numpy(),
         event_ids=read_columns(folder / EVENTS_FILE)[0]["event_id"],
+        weight=read_columns(folder / WEIGHTS_FILE)[0]["weight"].to_numpy() if weighted else None,
         **{name: values.to_numpy() for name, values in segments.items()},
     )
 
@@ -151,13 +158,14 @@ class RaggedSource:
     Args:
         parts: The buckets, at least one; all with the same features.
         tables: For each bucket and feature the embedding row of every code, [FIRST_CODE + D] int32.
-        role: Bit of the role; segments without it are left out.
+        role: Bit of the role; segments without it are left out, but for
+        replay: the bit of those whose targets are trained on again: they come with supervise = REPLAYED.
     """
 
-    def __init__(self, parts: Sequence[Ragged], tables: Sequence[dict[str, Ints]], role: int) -> None:
+    def __init__(self, parts: Sequence[Ragged], tables: Sequence[dict[str, Ints]], role: int, replay: int = 0) -> None:
         self._parts = list(parts)
         self._features = self._parts[0].features
-        chosen = [np.flatnonzero(part.roles & role) for part in self._parts]
+        chosen = [np.flatnonzero(part.roles & (role | replay)) for part in self._parts]
         counts = [len(places) for places in chosen]
 
         def column(name: str) -> Longs:
@@ -166,6 +174,7 @@ class RaggedSource:
 
         self._part = np.repeat(np.arange(len(counts)), counts)
         self._begin, self._target = column("begin"), column("target")
+        self._flag = np.where(column("roles") & replay, REPLAYED, DUE).astype(np.uint8)
         self._pieces = np.stack([column("history"), column("targets")], axis=1)
         first = np.cumsum([0, *(len(part.users) for part in self._parts)])
         self._user = column("user") + first[self._part]
@@ -198,13 +207,14 @@ class RaggedSource:
         # Bucket by bucket, so that each gather reads one file; then into the order asked for.
         order = np.argsort(self._part[segments], kind="stable")
         rows, events = self._gather(segments[order])
+        weights = self._weights(segments)
         if not np.array_equal(order, np.arange(len(order))):
             back = np.argsort(order)
             lengths = self._pieces[segments[order]].sum(axis=1)
             rows = rows.take(ranges((np.cumsum(lengths) - lengths)[back], lengths[back]), axis=0)
             counts = self._pieces[segments[order], 1]
             events = events.take(pa.array(ranges((np.cumsum(counts) - counts)[back], counts[back])))
-        return self._columns(rows, segments), events
+        return self._columns(rows, segments) | {"weight": weights}, events
 
     def _gather(self, segments: Longs) -> tuple[Ints, Any]:
         """Return rows, their codes counted from the start of all tables, and event ids; bucket by bucket."""
@@ -225,14 +235,28 @@ class RaggedSource:
             events.append(part.event_ids.take(pa.array(targets)))
         return rows, pa.concat_arrays(events)
 
+    def _weights(self, segments: Longs) -> npt.NDArray[np.float32]:
+        """Return the event weight of each token of segments, 1 on history."""
+        pieces = self._pieces[segments]
+        weights = np.ones(int(pieces.sum()), dtype=np.float32)
+        starts = np.cumsum(pieces.sum(axis=1)) - pieces[:, 1]
+        for number in np.unique(self._part[segments]):
+            part = self._parts[number]
+            if part.weight is not None:
+                own = self._part[segments] == number
+                counts = pieces[own, 1]
+                source = ranges(self._target[segments[own]] - part.num_history, counts)
+                weights[ranges(starts[own], counts)] = part.weight[source]
+        return weights
+
     def _columns(self, rows: Ints, segments: Longs) -> dict[str, npt.NDArray[Any]]:
         pieces = self._pieces[segments]
         begin = np.repeat(self._begin[segments].astype(np.int32), pieces.sum(axis=1))
-        supervise = np.repeat(np.tile(np.array([0, 1], dtype=np.uint8), len(segments)), pieces.reshape(-1))
+        is_target = np.repeat(np.tile(np.array([0, 1], dtype=np.uint8), len(segments)), pieces.reshape(-1))
         # Planes of their own: arithmetic on them runs several tokens at a time.
         bits, known, lo, hi = np.ascontiguousarray(rows[:, BITS : HI + 1].T)
         hi -= begin
-        labels, label_known = bits * supervise, known * supervise
+        labels, label_known = bits * is_target, known * is_target
         code = rows[:, WORDS : WORDS + len(self._features)].T.astype(np.int64, order="C")
         return {
             **dict(zip(self._features, self._table.take(code), strict=True)),
@@ -244,6 +268,5 @@ class RaggedSource:
             "position": hi,
             "lo": np.maximum(lo - begin, 0),
             "hi": hi,
-            "supervise": supervise,
-            "weight": np.ones(len(rows), dtype=np.float32),
+            "supervise": is_target * np.repeat(self._flag[segments], pieces.sum(axis=1)),
         }

@@ -7,6 +7,7 @@ that the codes point into. Which tokens see which is decided in intervals.py; he
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from gr_core.data.intervals import Cut, Limits, Longs, cut, starts_of
 from gr_core.data.ragged import Ragged
 from gr_core.data.timeline import Timeline, in_order, timeline
 from gr_core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int32]
 
@@ -53,6 +56,8 @@ class SequenceRules:
     """(feature, the side feature that tells its ids' types) of the features that have types."""
     tokens: str = "targets"
     """pack.tokens."""
+    event_weight: str | None = None
+    """Side feature whose number is an event's weight (pack.event_weight); None: every event weighs 1."""
 
     @property
     def limits(self) -> Limits:
@@ -151,6 +156,7 @@ def build_sequences(
         num_history=num_history,
         users=_arrow(users, has_segment),
         event_ids=_arrow(rows["event_id"], targets),
+        weight=_weights(rows[rules.event_weight], targets) if rules.event_weight else None,
         **{name: segments[name].astype(kind, copy=False) for name, kind in ragged.SEGMENT_TYPES.items()},
     )
     return Sequences(ragged=made_rows, ids=ids)
@@ -161,6 +167,19 @@ def _arrow(texts: pl.Series, places: Longs) -> Any:
     if not (len(places) == len(texts) and np.array_equal(places, np.arange(len(texts)))):
         texts = texts.gather(places)
     return texts.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.large_string())
+
+
+def _weights(values: pl.Series, places: Longs) -> npt.NDArray[np.float32]:
+    """Return the weights that some events' texts say, fp32; 1 where a text is no finite number of at least 0, counted."""
+    found = values.gather(places).cast(pl.Float32, strict=False)
+    usable = (found.is_finite() & (found >= 0)).fill_null(value=False)
+    if not usable.all():
+        wrong = values.gather(places).filter(~usable)
+        logger.warning(
+            "pack.event_weight: %d of %d events have no usable weight in %s (such as %r); they weigh 1",
+            *(len(wrong), len(places), values.name, wrong[0]),
+        )
+    return found.set(~usable, 1.0).to_numpy()
 
 
 def _seen(line: Timeline, cuts: Sequence[Cut]) -> tuple[Timeline, list[Cut]]:

@@ -20,6 +20,9 @@ from gr_core.lake.ledger import Champion, NightRecord, champion, nights
 
 ROW_KEYS = ("read", "committed", "duplicates", "quarantined", "forgotten")
 EVENT_KEYS = ("due_events", "supervised_events", "new_events", "holdout_events", "late_events")
+SAMPLED_KEYS = ("replayed_events", "sampled_out_events")
+"""Counts of nights that sampled: old events trained on again (in no other count), and supervised ones of which no label was
+kept (train.replay_fraction, train.negative_fraction)."""
 STALE_DAYS = 2
 STAGES = ("ingest", "sequences", "pack", "evaluate", "train", "register", "gate")
 _METRIC_KEYS = ("auc", "ne", "count", "positives")
@@ -134,6 +137,7 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     }
     if record.error is not None:
         value["reasons"].append(_trouble(record))
+    value |= {key: int(figures[key]) for key in SAMPLED_KEYS if key in figures}
     actions = figures.get("action_rows") or record.action_rows
     if actions is not None:
         value["action_rows"] = actions

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from gr_core.data.due import DueScope
+from gr_core.data.sampling import Replay
 from gr_core.data.sequences import SequenceRules
 from gr_core.errors import FormatError
 from gr_core.hashing import is_holdout
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 Role = Literal["train", "next_day", "holdout"]
 ROLES: tuple[Role, ...] = ("train", "next_day", "holdout")
+REPLAY = "replay"
+"""Mask beside the roles': old events that are trained on again; they go into the train pack, flagged."""
 _ORDER = (
     "user_id",
     "shown_at",
@@ -78,6 +81,8 @@ class Gatherer:
     rules: SequenceRules
     bucket: int
     holdout_fraction: float
+    replay: Replay | None = None
+    """Whose old events become targets too; None: nobody's, and the rows have no column REPLAY."""
 
     def gather(self, *, advance: bool = True) -> Gathered:
         """Gather from the store and what is recent; from the whole bucket where that cannot be.
@@ -85,6 +90,10 @@ class Gatherer:
         Args:
             advance: Bring the store to the pinned version; False only looks.
         """
+        gathered = self._gathered(advance=advance)
+        return gathered if self.replay is None else self._replayed(gathered, self.replay)
+
+    def _gathered(self, *, advance: bool) -> Gathered:
         version = self.scope.now.delta_version
         erasures = self.table.erasures(version)
         snapshot = self.history.snapshot(version, self.scope.now.commit, erasures)
@@ -157,6 +166,18 @@ class Gatherer:
             from_store=floors.height - len(replaced),
             from_table=len(replaced),
         )
+
+    def _replayed(self, gathered: Gathered, replay: Replay) -> Gathered:
+        """Put all rows of the users that are drawn in place of theirs, their old events marked.
+
+        An event with a bit that is due tonight is not replayed: a token is due or replayed, never both.
+        """
+        everyone = self.table.read(self.scope.now.delta_version, buckets=[self.bucket], columns=["user_id"])
+        users = replay.users(everyone["user_id"].unique().sort())
+        drawn = pl.col("user_id").is_in(users) & (pl.col("train") == 0)
+        again = pl.when(drawn).then(self.scope.old()).otherwise(pl.lit(0, pl.Int32))
+        rows = self._replaced(gathered.rows, users).with_columns(again.alias(REPLAY))
+        return replace(gathered, rows=needed(rows, self.rules))
 
     def _overlaid(
         self, snapshot: Snapshot, marked: pl.DataFrame, wanted: pl.Series, whole: list[str]
@@ -250,7 +271,8 @@ class Gatherer:
     @property
     def _columns(self) -> list[str]:
         types = (by for _, by in self.rules.fallback_by)
-        names = (*history_columns(self.rules).names, *self.rules.features, *types, "commit", "updated")
+        weight = (self.rules.event_weight,) if self.rules.event_weight else ()
+        names = (*history_columns(self.rules).names, *self.rules.features, *types, *weight, "commit", "updated")
         return list(dict.fromkeys(names))
 
     def _marked(self, events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
@@ -289,15 +311,17 @@ def needed(rows: pl.DataFrame, rules: SequenceRules) -> pl.DataFrame:
     """Keep the rows of users with a target, and those that count; take from mere history what only targets carry.
 
     Args:
-        rows: Event table columns, a mask per role, and `counted`.
+        rows: Event table columns, a mask per role, `counted`, and REPLAY where something is replayed.
         rules: The rules.
     """
-    wanted = rows.select(_IS_TARGET.any().over("user_id") | pl.col("counted")).to_series()
+    is_target = _IS_TARGET | (pl.col(REPLAY) != 0) if REPLAY in rows.columns else _IS_TARGET
+    wanted = rows.select(is_target.any().over("user_id") | pl.col("counted")).to_series()
     rows = rows if wanted.all() else rows.filter(wanted)
     context = [name for name in rules.features if name not in history_columns(rules).texts]
-    if not context or rows.select(_SHOWN.all()).item():
+    shown = is_target | pl.col("counted")
+    if not context or rows.select(shown.all()).item():
         return rows
-    return rows.with_columns(pl.when(_SHOWN).then(pl.col(name)).alias(name) for name in context)
+    return rows.with_columns(pl.when(shown).then(pl.col(name)).alias(name) for name in context)
 
 
 def _complete(rows: pl.DataFrame) -> pl.DataFrame:

@@ -212,6 +212,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         "new_events": counts["next_day"],
         "holdout_events": counts["due_holdout"],
         "late_events": evaluated["late_events"],
+        **{f"{name}_events": counts[name] for name in ("replayed", "sampled_out") if name in counts},
         "next_day": evaluated["next_day"],
         "seconds": {name: _seconds(results.get(name)) for name in stages},
         "attempts": len(record.attempts),

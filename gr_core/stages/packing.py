@@ -142,12 +142,14 @@ def write_pack(
         The PackRef as JSON.
     """
     config = night.settings
+    fraction = config.train.negative_fraction if role == "train" else 1.0
     identity = {
         "buckets": [_part_identity(part) for part in buckets],
         "vocabulary": words["version"],
         "pack": config.pack.model_dump(),
         "seed": night.seed,
         "role": role,
+        **({"negative_fraction": fraction} if fraction < 1.0 else {}),
     }
     folder = night.uri("pack", "packs", name or role)
 
@@ -165,6 +167,7 @@ def write_pack(
             vocabulary=words["version"],
             bound=Bound.from_json(ingested["bound"]),
             fingerprint=fingerprint(identity),
+            negative_fraction=fraction,
         )
         source = _source(buckets, encoded, role)
         with store.directory(folder) as path:
@@ -190,7 +193,7 @@ def _source(buckets: list[dict[str, Any]], encoded: list[dict[str, Any]], role: 
         folder = store.local_copy(rows["uri"])
         files = {name: ragged.read_columns(folder / f"{name}.rows.arrow")[0] for name in part.features}
         tables.append({name: columns["row"].to_numpy() for name, columns in files.items()})
-    return ragged.RaggedSource(parts, tables, 1 << ROLES.index(role))
+    return ragged.RaggedSource(parts, tables, 1 << ROLES.index(role), 1 << len(ROLES) if role == "train" else 0)
 
 
 def encode_pack(

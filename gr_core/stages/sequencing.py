@@ -6,8 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from gr_core.config import Config
 from gr_core.data import due, sequences
+from gr_core.data.sampling import Replay, kept_labels
 from gr_core.errors import FormatError
 from gr_core.hashing import file_sha256, fingerprint
 from gr_core.lake import store
@@ -15,7 +18,7 @@ from gr_core.lake.events import EventTable
 from gr_core.lake.history import HistoryStore
 from gr_core.night import Night, run_stage
 from gr_core.refs import Bound
-from gr_core.stages.gathering import ROLES, Gatherer, Role, history_columns
+from gr_core.stages.gathering import REPLAY, ROLES, Gathered, Gatherer, Role, history_columns
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ def sequence_rules(config: Config) -> sequences.SequenceRules:
         time_window_us=config.pack.time_window_seconds and config.pack.time_window_seconds * US,
         fallback_by=tuple((name, types[name]) for name in features if name in types),
         tokens=config.pack.tokens,
+        event_weight=config.pack.event_weight,
     )
 
 
@@ -46,7 +50,8 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
     """Find what is due and new in one bucket; write its sequences of all roles and its dictionaries.
 
     Returns:
-        uri, digest (of the files), and counts of events: due, train (supervised), due_holdout, next_day (new).
+        uri, digest (of the files), and counts of events: due, train (supervised), due_holdout, next_day (new); where
+        something is sampled, replayed and sampled_out (supervised ones of which no label was kept).
     """
     config = night.settings
     bound = Bound.from_json(ingested["bound"])
@@ -57,6 +62,7 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
         "rules": repr(sequence_rules(config)),
         "vocabulary": {k: v.model_dump() for k, v in config.vocabulary.items()},
         "supervised": config.source.supervised_mask,
+        **_sampled(night),
     }
     folder = night.uri("sequences", "sequences", f"bucket-{bucket:05d}")
 
@@ -69,20 +75,52 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
             rules=sequence_rules(config),
             bucket=bucket,
             holdout_fraction=config.lake.holdout_fraction,
+            replay=_replay(night),
         ).gather()
         rows = gathered.rows
-        # without a parent nobody scores the new events: they are counted, and their tokens not written
-        by_role = {str(role): rows[role] * (role != "next_day" or night.parent is not None) for role in ROLES}
+        by_role, counts = _targets(night, gathered)
         built = sequences.build_sequences(rows, by_role, sequence_rules(config), counted=rows["counted"])
         with store.directory(folder) as path:
             sequences.save(built, path)
             digest = folder_digest(path)
-        counts = {name: gathered.counts[name] for name in ("due", "train", "due_holdout", "next_day")}
         moved = {"history_read": gathered.history_read, "history_written": history.bytes_written}
         sources = {"from_store": gathered.from_store, "from_table": gathered.from_table}
         return {"uri": folder, "counts": counts, "digest": digest, "bytes": moved, "users": sources}
 
     return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=folder_intact)
+
+
+def _replay(night: Night) -> Replay | None:
+    fraction = night.settings.train.replay_fraction
+    if fraction == 0.0 or night.parent is None:
+        return None
+    salt = f"{night.seed}:{night.date}"
+    return Replay(fraction=fraction, salt=salt, holdout_fraction=night.settings.lake.holdout_fraction)
+
+
+def _sampled(night: Night) -> dict[str, Any]:
+    """Return the part of a bucket's identity that says what is sampled; nothing where nothing is."""
+    replay, fraction = _replay(night), night.settings.train.negative_fraction
+    labels = {"negatives": [fraction, night.seed]} if fraction < 1.0 else {}
+    return labels if replay is None else {"replay": repr(replay), **labels}
+
+
+def _targets(night: Night, gathered: Gathered) -> tuple[dict[str, pl.Series], dict[str, int]]:
+    """Return the masks of all targets by role, REPLAY after the roles, and the counts of events."""
+    rows, fraction = gathered.rows, night.settings.train.negative_fraction
+    # without a parent nobody scores the new events: they are counted, and their tokens not written
+    by_role = {str(role): rows[role] * (role != "next_day" or night.parent is not None) for role in ROLES}
+    counts = {name: gathered.counts[name] for name in ("due", "train", "due_holdout", "next_day")}
+    trained = ["train"]
+    if REPLAY in rows.columns:
+        by_role[REPLAY] = rows[REPLAY]
+        trained.append(REPLAY)
+    if fraction < 1.0:
+        by_role |= {role: kept_labels(rows, by_role[role], fraction, str(night.seed)) for role in trained}
+        counts["sampled_out"] = counts["train"] - int((by_role["train"] != 0).sum())
+    if REPLAY in by_role:
+        counts["replayed"] = int((by_role[REPLAY] != 0).sum())
+    return by_role, counts
 
 
 def history_store(night: Night, bucket: int) -> HistoryStore:

@@ -56,8 +56,8 @@ class User:
         history = self.time[self.supervise == 0]
         number = np.arange(len(self.time))
         seen = np.searchsorted(history, self.time, side="left")
-        hi = np.where(self.supervise == 1, seen, number)
-        lo = np.where(self.supervise == 1, np.maximum(hi - self.max_history, 0), 0)
+        hi = np.where(self.supervise != 0, seen, number)
+        lo = np.where(self.supervise != 0, np.maximum(hi - self.max_history, 0), 0)
         own = {name: getattr(self, name) for name in PACK_COLUMNS if name not in ("lo", "hi", "position")}
         values = {**self.rows, **own, "lo": lo, "hi": hi, "position": hi}
         return {f.name: values[f.name].astype(f.type.to_pandas_dtype()) for f in pack_schema(list(self.rows))}
@@ -98,7 +98,7 @@ def join(users: Sequence[User]) -> Segments:
     """Put users end to end as segments."""
     parts = [user.columns() for user in users]
     lengths = [len(user.time) for user in users]
-    events = [f"{user.name}:{i}" for user in users for i in range(int(user.supervise.sum()))]
+    events = [f"{user.name}:{i}" for user in users for i in range(np.count_nonzero(user.supervise))]
     return Segments(
         columns={name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
         lengths=np.asarray(lengths, np.int64),

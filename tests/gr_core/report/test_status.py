@@ -100,6 +100,17 @@ def test_the_object_of_example_7():
     assert sum(night["new_events"] for night in found["nights"]) == 8
 
 
+def test_what_a_night_sampled_is_counted_apart():
+    """Replayed and sampled-out events stand beside the counts of example 7, in the nights that sampled alone."""
+    rows = example_entries()
+    rows[-1].payload["status"] |= {"replayed_events": 40, "sampled_out_events": 7}
+
+    nights = build_status(rows, today=date(2025, 6, 5), supervised=["click"])["nights"]
+
+    assert nights[3] == expected_night(4) | {"replayed_events": 40, "sampled_out_events": 7}
+    assert nights[2] == expected_night(3)
+
+
 def opened(day: str, **more: Any) -> tuple[str, str, dict[str, Any]]:
     source = {"actions": [{"name": "click"}, {"name": "like"}, {"name": "hate", "supervise": False}]}
     pins = {"date": day, "mode": "nightly", "parent": None, "cutoff_us": 1, "fingerprint": "f", "seed": 0}

@@ -136,6 +136,23 @@ def test_the_offset_moves_the_loss_and_not_the_model(packs, users):
     assert all(a != b for a, b in pairwise([loss for loss, _ in losses]))
 
 
+def test_replayed_targets_are_trained_on_and_left_out_of_the_metrics(packs, users):
+    """They change the weights and the denominator; train/count counts the due ones alone, as the index does."""
+    again = [dataclasses.replace(u, supervise=u.supervise * (1 + i % 2)) for i, u in enumerate(users)]
+    pack = packs.pack("p", again, bound=BOUND)
+
+    state = loop.train(packs.run(pack, "c"), quiet)
+
+    index = loop.PackReader(pack).index
+    due = [u for i, u in enumerate(users) if i % 2 == 0]
+    assert state["metrics"]["train/count/click"] == sum(int((u.label_known & 1).sum()) for u in due)
+    assert index["num_supervised"] == sum(int((u.label_known > 0).sum()) for u in due)
+    assert index["num_replayed"] > 0
+    assert sum(index["batch_weights"]["token"]) == index["num_supervised"] + index["num_replayed"]
+    alone = loop.train(packs.run(packs.pack("q", due, bound=BOUND), "d"), quiet)
+    assert alone["digest"] != state["digest"]
+
+
 def test_f25_batches_without_a_due_event_leave_no_trace(packs, users):
     """Half-life on: a batch without a due event adds 0 loss and 0 gradient; a step of such batches is skipped (F25)."""
     empty = [dataclasses.replace(u, label_known=u.label_known * 0, labels=u.labels * 0) for u in users]
