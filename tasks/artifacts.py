@@ -30,5 +30,20 @@ def publish_night(status: dict[str, Any], link: str | None) -> None:
     create_table_artifact(
         table=rows, key="night", description=f"Night {status['date']}: {'; '.join(status['reasons'])}"
     )
+    if status.get("checkpoints"):
+        early = sum(1 for one in status["checkpoints"] if one["scored_during_training"])
+        create_table_artifact(
+            table=[_checkpoint_row(one) for one in status["checkpoints"]],
+            key="checkpoints",
+            description=f"Holdout metrics of night {status['date']}'s checkpoints; {early} scored before training ended",
+        )
     if link:
         create_link_artifact(link=link, link_text=f"MLflow run of {status['date']}", key="mlflow-run")
+
+
+def _checkpoint_row(checkpoint: dict[str, Any]) -> dict[str, str]:
+    """Return a checkpoint's line of the table: when it was scored, and its metrics by action."""
+    row = {key: str(checkpoint[key]) for key in ("step", "final", "scored_during_training", "before_end_seconds")}
+    for action, metrics in checkpoint["holdout"].items():
+        row |= {f"{key} {action}": str(value) for key, value in metrics.items()}
+    return row

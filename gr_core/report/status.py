@@ -69,7 +69,7 @@ def build_status(
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
     age = None if best is None else _age(best, today)
-    found = _newest(records, best) + _data(records)
+    found = _newest(records, best) + _data(records) + _evaluation(records)
     if promise is not None and (late := _late(records, promise)) is not None:
         found.append(late)
     if best is not None and age is not None and stale_days is not None and age > stale_days:
@@ -107,7 +107,8 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     """Return one night of example 7: exactly its keys, and every count always, 0 too.
 
     Identity, state, gate, reasons and attempts are the journal's own; rows, counts, next_day and seconds are those
-    that the finished night wrote.
+    that the finished night wrote. Where there is something to tell besides: action_rows, experiment, and checkpoints
+    (those scored beside training, as gr_core.eval.watching.read_results returns them).
 
     Args:
         record: The night.
@@ -141,6 +142,8 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     actions = figures.get("action_rows") or record.action_rows
     if actions is not None:
         value["action_rows"] = actions
+    if figures.get("checkpoints"):
+        value["checkpoints"] = figures["checkpoints"]
     if record.experiment is not None:
         value["experiment"] = record.experiment
     return value
@@ -174,6 +177,15 @@ def _data(records: Sequence[NightRecord]) -> list[dict[str, str]]:
     newest = next((record for record in reversed(records) if record.is_main), None)
     found = () if newest is None else newest.data_findings
     return [_finding("warning", f"{newest.key} {one['where']}", one["message"]) for one in found if newest is not None]
+
+
+def _evaluation(records: Sequence[NightRecord]) -> list[dict[str, str]]:
+    """Tell what went wrong with the evaluation beside training in the newest night of the main line."""
+    newest = next((record for record in reversed(records) if record.is_main), None)
+    trouble = None if newest is None else (newest.status or {}).get("evaluation_trouble")
+    if newest is None or not trouble:
+        return []
+    return [_finding("warning", f"{newest.key} evaluation", f"evaluation beside training of {newest.key}: {trouble}")]
 
 
 def _late(records: Sequence[NightRecord], promise: Promise) -> dict[str, str] | None:
@@ -217,6 +229,7 @@ def render_status(status: Mapping[str, Any]) -> RenderableType:
     for night in _explained(status["nights"]):
         reasons = [reason for reason in night["reasons"] if not _told(night, reason, findings)]
         lines += [Text(f"{night['date']}: {'; '.join(reasons)}", "dim")] if reasons else []
+    lines += [Text(line, "dim") for line in _scored(status["nights"])]
     return Group(*lines, *found)
 
 
@@ -235,6 +248,21 @@ def _explained(shown: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the nights whose reasons say more than that the gate passed."""
     plain: tuple[list[str], ...] = (["gate passed"], ["first model"], [])
     return [night for night in shown if list(night.get("reasons") or []) not in plain]
+
+
+def _scored(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Tell of the newest night's checkpoints that were scored beside its training, NE by action in step order."""
+    scored = next((night for night in reversed(shown) if night.get("checkpoints")), None)
+    if scored is None:
+        return []
+    checkpoints = scored["checkpoints"]
+    early = sum(1 for one in checkpoints if one["scored_during_training"])
+    head = f"{scored['date']}: {len(checkpoints)} checkpoints scored on the holdout, {early} before training ended; NE"
+    found = [
+        f"{action} " + " ".join(_fixed(one["holdout"][action]["ne"]) for one in checkpoints)
+        for action in checkpoints[-1]["holdout"]
+    ]
+    return [f"{head} {', '.join(found)}"]
 
 
 def _cells(night: Mapping[str, Any], actions: Sequence[str]) -> list[RenderableType]:

@@ -18,7 +18,7 @@ from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Champion, champion
 from gr_core.night import Night, run_stage
-from gr_core.stages import judging, packing
+from gr_core.stages import evaluating, judging, packing
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def gate(
     }
 
     def work() -> dict[str, Any]:
-        challenger = judging.score(night, trained["uri"], pack, words, num_threads=2)
+        challenger = score_challenger(night, trained, pack, words)
         rival = score_champion(night, standing, pack, words, ingested, buckets) if standing else None
         data_ok = all(found["level"] != "hold" for found in identity["findings"])
         decision = _decide(night, trained, challenger, rival, standing, data_ok=data_ok)
@@ -73,6 +73,7 @@ def gate(
         }
 
     result = run_stage(night, "gate", identity, work)
+    evaluating.discard_scores(trained)
     payload = {
         "decision": "promote" if result["gate"] == "promoted" else "hold",
         "reasons": result["reasons"],
@@ -112,6 +113,17 @@ def _decide(
         baseline=smoothed_counts(night, config, trained, judged) if rival is None else None,
         seed=night.seed,
     )
+
+
+def score_challenger(
+    night: Night, trained: dict[str, Any], pack: dict[str, Any], words: dict[str, Any]
+) -> scoring.Scored:
+    """Return the challenger's scores of the holdout: those from beside training where they are of this very pack."""
+    found = evaluating.kept_scores(trained, pack)
+    if found is not None:
+        logger.info("the challenger was scored on this holdout beside training; its scores are used")
+        return judging.by_action(night, found)
+    return judging.score(night, trained["uri"], pack, words, num_threads=2)
 
 
 def score_champion(

@@ -62,7 +62,7 @@ def score(
     """Score a pack by a checkpoint; ids it does not know read the fallback rows that the child's vocabulary names.
 
     Returns:
-        The scores, logits [N, A] over all actions in bit order (0 where an action is not supervised).
+        The scores, as `by_action` returns them.
     """
     found = scoring.score_pack(
         store.local_copy(checkpoint),
@@ -70,9 +70,14 @@ def score(
         vocabulary=store.local_copy(words["uri"]),
         num_threads=num_threads,
     )
-    logits = np.zeros((len(found.labels), len(night.config["source"]["actions"])), np.float32)
-    logits[:, found.action_bits] = found.logits
-    return replace(found, logits=logits)
+    return by_action(night, found)
+
+
+def by_action(night: Night, scored: scoring.Scored) -> scoring.Scored:
+    """Return scores with logits [N, A] over all actions in bit order (0 where an action is not supervised)."""
+    logits = np.zeros((len(scored.labels), len(night.config["source"]["actions"])), np.float32)
+    logits[:, scored.action_bits] = scored.logits
+    return replace(scored, logits=logits)
 
 
 def model_store(night: Night, config: Config) -> MlflowStore:
@@ -107,6 +112,8 @@ def register(
         models.finish(child, "FINISHED")
         child = models.child(run, "evaluate")
         models.log(child, progressive.progressive_keys(evaluated))
+        checkpoints = trained.get("checkpoints", [])
+        models.log_series(child, {one["step"]: metrics.metric_keys("holdout", one["holdout"]) for one in checkpoints})
         models.finish(child, "FINISHED")
         models.log(run, trained["metrics"] | progressive.progressive_keys(evaluated))
         version = models.register(
@@ -194,7 +201,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
     counts = {name: sum(part["counts"][name] for part in buckets) for name in buckets[0]["counts"]}
     names, supervised = config.source.action_names, config.source.supervised_mask
     evaluated = results.get("evaluate") or progressive.unscored(counts["next_day"], names, supervised)
-    decision = results.get("gate")
+    decision, trained = results.get("gate"), results.get("train") or {}
     record = nights(night.journal.entries())[night.key]
     stages = ("ingest", "sequences", "pack", "evaluate", "train", "register", "gate")
     return {
@@ -216,6 +223,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         "next_day": evaluated["next_day"],
         "seconds": {name: _seconds(results.get(name)) for name in stages},
         "attempts": len(record.attempts),
+        **{key: trained[key] for key in ("checkpoints", "evaluation_trouble") if trained.get(key)},
         **({"bootstrap_rows": ingested["bootstrap"]} if ingested["bootstrap"] and night.parent is None else {}),
         **({"mlflow": results["register"]["mlflow"]} if decision else {}),
     }

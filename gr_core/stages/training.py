@@ -18,6 +18,7 @@ from gr_core.hashing import short
 from gr_core.lake import store
 from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, CheckpointRef
+from gr_core.stages import evaluating
 from gr_core.train.state import read_state, verify
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ def train(
         progress: Called with each progress line of the child.
 
     Returns:
-        The CheckpointRef as JSON, `metrics` and `newest_supervised_us`.
+        The CheckpointRef as JSON, `metrics`, `newest_supervised_us`, and what evaluation beside training found
+        (`evaluating.collect`).
 
     Raises:
         TrainingError: The child stopped; its own words.
@@ -66,7 +68,10 @@ def train(
                 place.mkdir(parents=True, exist_ok=True)
                 run = place / "RUN.json"
                 store.write_json(str(run), _run_file(night, packs, words, output, wanted))
-                run_training(run, progress, timeout_seconds=config.nightly.stage_timeout_seconds)
+                with evaluating.beside_training(night, packs, run, output) as evaluator:
+                    limit = config.nightly.stage_timeout_seconds
+                    run_training(run, evaluator.beside(progress), timeout_seconds=limit)
+                    evaluator.finish()
             if not store.is_local(folder):
                 store.upload(output, folder)
         state = store.read_json(store.join(folder, "state.json"))
@@ -76,6 +81,7 @@ def train(
             **ref.to_json(),
             "metrics": state["metrics"],
             "newest_supervised_us": state["newest_supervised_us"],
+            **evaluating.collect(output, folder),
         }
 
     return run_stage(night, "train", identity, work, intact=checkpoint_intact)
@@ -117,12 +123,14 @@ def _run_file(
     vocabulary = store.local_copy(words["uri"])
     described = store.read_json(str(vocabulary / "vocabulary.json"))["tables"]
     here = _workplace(night)
+    roles = ("train", "holdout") if evaluating.is_wanted(night, packs) else ("train",)
 
     def relative(path: Path) -> str:
         return os.path.relpath(path, here)
 
     return {
-        "packs": {"train": relative(store.local_copy(packs["train"]["uri"]))},
+        "packs": {role: relative(store.local_copy(packs[role]["uri"])) for role in roles},
+        "evaluation": night.settings.evaluation.model_dump(mode="json"),
         "vocabulary": {
             name: {
                 "rows": table["rows"],
