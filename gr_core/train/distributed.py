@@ -11,12 +11,13 @@ as gr_core.train.sharding says. A checkpoint is gathered on rank 0, so its files
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,13 +25,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gr_core.data.batches import Batch
-from gr_core.errors import ConfigError
+from gr_core.errors import ConfigError, TrainingError
 from gr_core.model.embeddings import Tables, TableSpec
 from gr_core.schema import pack_schema
 from gr_core.train.launch import is_launched
 from gr_core.train.layout import DistributedConfig
+from gr_core.train.run import Run
 
 logger = logging.getLogger(__name__)
+
+
+class Counts(Protocol):
+    """Metrics whose state is counts by name, each a sum over rows (gr_core.train.running_metrics)."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the counts: views."""
+
+
+M = TypeVar("M", bound=Counts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +58,22 @@ class StepEnd:
     bad_batch: int | None
     """The first batch whose loss is not finite."""
 
+    def refuse_non_finite(self, run: Run, step: int, numbers: Sequence[int]) -> None:
+        """Stop before a step that would spoil parameters.
+
+        Raises:
+            TrainingError: Names the step (of the lineage) and the batch; where only a gradient is bad, the step's batches.
+        """
+        if self.bad_batch is None and bool(torch.isfinite(self.norm)):
+            return
+        what = "gradient is" if self.bad_batch is None else "loss is"
+        batch = f"batches {list(numbers)}" if self.bad_batch is None else f"batch {self.bad_batch}"
+        raise TrainingError(
+            f"{what} not finite at step {step}, {batch} of {run.pack}; no parameter was moved, the last good checkpoint is "
+            f"{run.parent}",
+            where=f"batch {numbers[0] if self.bad_batch is None else self.bad_batch}",
+        )
+
 
 class Ranks:
     """A single process: nothing is sent, every batch is its own.
@@ -59,11 +87,8 @@ class Ranks:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        pass
+    def close(self) -> None:
+        """Leave the others when all are done. After an error there is no need: torchrun ends those that still wait."""
 
     @property
     def is_first(self) -> bool:
@@ -99,9 +124,9 @@ class Ranks:
         """Return what the first rank says."""
         return yes
 
-    def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums of tensors over the ranks."""
-        return list(tensors)
+    def total(self, metrics: M) -> M:
+        """Return metrics whose counts are the sums over the ranks; this rank's own are left as they are."""
+        return metrics
 
     def latest(self, times: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
         """Return the largest value of each name over the ranks; names that no rank has are left out."""
@@ -139,10 +164,9 @@ class _Group(Ranks):
         self._sharded: dict[str, Any] = {}
         self._module: Any = None
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:  # after an error of one rank the others wait somewhere else; torchrun ends them
-            dist.barrier()
-            dist.destroy_process_group()
+    def close(self) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
 
     def new_tables(self, specs: Sequence[TableSpec], width: int, **settings: Any) -> Tables:
         from gr_core.train.sharding import ShardedTables
@@ -203,9 +227,9 @@ class _Group(Ranks):
         dist.broadcast(said, src=0)
         return bool(said.item())
 
-    def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        sums = [tensor.clone() for tensor in tensors]
-        for tensor in sums:
+    def total(self, metrics: M) -> M:
+        sums = copy.deepcopy(metrics)
+        for tensor in sums.state().values():
             dist.all_reduce(tensor)
         return sums
 
@@ -260,6 +284,11 @@ class _Group(Ranks):
         }
 
 
+def device_of(name: str) -> torch.device:
+    """Return the device that RUN.json names; auto: CUDA where there is one."""
+    return torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+
+
 def connect(config: DistributedConfig, device: str) -> Ranks:
     """Join the other ranks of a training, where it has any.
 
@@ -270,7 +299,7 @@ def connect(config: DistributedConfig, device: str) -> Ranks:
     Raises:
         ConfigError: Not started as the config says, or a backend that the device cannot be used with.
     """
-    kind = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    kind = device_of(device)
     if config.ranks == 1:
         return Ranks(kind)
     if not is_launched():

@@ -16,22 +16,21 @@ import torch
 from gr_core.data.batches import PackReader
 from gr_core.data.prefetch import Prefetched
 from gr_core.errors import ConfigError, FormatError, TrainingError
-from gr_core.model.attention import bucketed_planner
-from gr_core.model.embeddings import Tables
 from gr_core.model.inputs import InputBuilder, Inputs
 from gr_core.model.losses import batch_loss, token_losses
 from gr_core.model.recommender import new_recommender
 from gr_core.model.settings import ModelConfig
 from gr_core.train.advice import advise, nodes_of
+from gr_core.train.attention import attention_of
 from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
+from gr_core.train.distributed import Ranks, StepEnd, blank_batch, connect, device_of
 from gr_core.train.flops import BatchFlops, ModelFlops
-from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, schedule
+from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, own_part, schedule
 from gr_core.train.run import Run, settings_of
 from gr_core.train.running_metrics import new_metrics
 from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite
 from gr_core.train.transfer import Sent, Transfer
-from kernels.bucketed_auc import BucketedAUC
 
 logger = logging.getLogger(__name__)
 Say = Callable[[dict[str, Any]], None]
@@ -47,19 +46,21 @@ def train(run: Run, say: Say, *, trace: Path | None = None) -> dict[str, Any]:
         trace: Where two steps are recorded by torch.profiler; None: nowhere.
 
     Returns:
-        The checkpoint's state.json.
+        The checkpoint's state.json; {} on ranks other than the first.
 
     Raises:
         FormatError: A pack, parent or vocabulary of another format, or one that does not belong to this run.
         ConfigError: A model that differs from the parent's, or a pack that this release cannot train on.
         TrainingError: A loss or gradient is not finite; nothing was written.
     """
+    ranks = connect(run.train.distributed, run.device)
     finished = _finished(run)
-    if finished is not None:
+    if ranks.is_agreed(yes=finished is not None):
         logger.info("checkpoint %s is finished with this fingerprint; nothing to train", run.output)
-        return finished
+        ranks.close()
+        return finished or {}
     torch.set_num_threads(run.train.num_threads)
-    night = Night(run)
+    night = Night(run, ranks)
     groups = _groups(len(night.reader), run.train.micro_batches)
     clock = night.clock(len(groups), trace)
     said = -math.inf
@@ -76,7 +77,9 @@ def train(run: Run, say: Say, *, trace: Path | None = None) -> dict[str, Any]:
                     "tokens_per_second": round(clock.tokens_per_second),
                 }
                 say({"event": "progress", **progress})
-    return night.save(clock)
+    state = night.save(clock)
+    ranks.close()
+    return state
 
 
 def _finished(run: Run) -> dict[str, Any] | None:
@@ -115,39 +118,34 @@ class Night:
 
     Args:
         run: The night's run.
+        ranks: Those that train it together; None: this process alone.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, ranks: Ranks | None = None) -> None:
         self.run = run
+        self.ranks = Ranks(device_of(run.device)) if ranks is None else ranks
         self.reader = PackReader(run.pack)
         index = self.reader.index
         _check_pack(run, index)
-        self.device = _device(run.device)
+        self.device = self.ranks.device
         self.actions: list[str] = list(index["actions"])
         tables = tuple(sorted(run.tables, key=lambda t: run.model.features.index(t.name)))
-        self.tables = Tables(
-            tables,
-            run.model.width,
-            initial_accumulator=run.train.initial_accumulator,
-            seed=run.seed,
-            device=self.device,
+        self.tables = self.ranks.new_tables(
+            tables, run.model.width, initial_accumulator=run.train.initial_accumulator, seed=run.seed
         )
+        self.attention = attention_of(run, index, self.device)
         self.builder = InputBuilder(
             run.model,
             len(self.actions),
             index["supervised"],
             self.tables.map,
             weighting=weighting_of(run, index),
-            planner=bucketed_planner(index["layout"]),
-        )
-        logger.info(
-            "attention path: length-bucketed SDPA over segments on %s%s",
-            self.device,
-            ", one bucket a batch (pack.layout = padded)" if index["layout"] == "padded" else "",
+            planner=self.attention.planner,
         )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)
         self._flops = ModelFlops.of(self.model, width=run.model.width, num_layers=run.model.num_layers)
+        self._parallel = self.ranks.parallel(self.model)
         self.dense = DenseOptimizer(self.model, run.train)
         self.sparse = SparseOptimizer(self.tables, run.train)
         self.parent_state = self._warm_start()
@@ -159,7 +157,9 @@ class Night:
         self._logit_offset = logit_offset(index)
         self._transfer = Transfer(self.device)
         self._metrics = new_metrics(run.train.metrics, len(self.supervised), self.device)
+        self._blank = self.builder.build(blank_batch(self.reader.features)).to(self.device)
         self._loss_sum, self._loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+        self._begin_step()
 
     def clock(self, steps: int, trace: Path | None = None) -> Attribution:
         """Return what measures so many steps, from now on; see `attribution`."""
@@ -181,7 +181,7 @@ class Night:
         plan = [
             (number, step, place)
             for step, numbers in enumerate(taken, start=self.global_step)
-            for place, number in enumerate(self._supervised(numbers))
+            for place, number in self.ranks.mine(self._supervised(numbers))
         ]
         read = (number for group in self.reader.touched([number for number, _, _ in plan]) for number in group)
         for number, (_, step, place) in zip(read, plan, strict=True):
@@ -219,24 +219,46 @@ class Night:
             return
         self.model.train()
         ready = self.prepared([numbers]) if ready is None else ready
-        for number in self._supervised(numbers):
-            with clock.part("data_wait"):
-                micro = next(ready)
-                inputs = self._transfer.receive(micro.sent)
-            assert micro.number == number, "micro-batches come in the order of the steps"
-            self._micro_batch(micro, inputs, step_weight, clock)
+        self._begin_step()
+        supervised = self._supervised(numbers)
+        mine, turns = self.ranks.mine(supervised), self.ranks.turns(len(supervised))
+        for turn in range(turns):
+            with self.ranks.turn(last=turn == turns - 1):
+                if turn == len(mine):
+                    self._blank_turn(clock)
+                    continue
+                with clock.part("data_wait"):
+                    micro = next(ready)
+                    inputs = self._transfer.receive(micro.sent)
+                assert micro.number == mine[turn][1], "micro-batches come in the order of the steps"
+                self._micro_batch(micro, inputs, step_weight, clock)
         with clock.part("optimizer"):
-            norm = self.dense.norm()
-            if not bool(torch.isfinite(norm) & self.sparse.finite()):
-                raise TrainingError(
-                    f"gradient is not finite at step {self.global_step}, batches {list(numbers)} of {self.run.pack}; "
-                    f"no parameter was moved, the last good checkpoint is {self.run.parent}",
-                    where=f"batch {numbers[0]}",
-                )
-            self.dense.step(factor, norm)
+            norm = torch.where(self.sparse.finite(), self.dense.norm(), torch.nan)
+            end = self.ranks.agree(
+                StepEnd(norm=norm, loss=self._step_loss, weight=self._step_weight_done, bad_batch=self._bad_batch)
+            )
+            end.refuse_non_finite(self.run, self.global_step, numbers)
+            self.dense.step(factor, end.norm)
             self.sparse.step(factor)
             self.dense.zero_grad()
+        self._loss_sum += end.loss
+        self._loss_weight += end.weight
         self.global_step += 1
+
+    def _begin_step(self) -> None:
+        self._step_loss, self._step_weight_done = torch.zeros_like(self._loss_sum), 0.0
+        self._bad_batch: int | None = None
+
+    def _blank_turn(self, clock: Attribution) -> None:
+        """Take part in what the other ranks send in this turn; adds nothing to loss, gradients or metrics."""
+        with clock.part("forward"):
+            blank = self._blank
+            values = self.tables.read(blank.rows).requires_grad_()
+            loss = token_losses(self._parallel(values, blank), blank.labels, blank.known, self._action_weights).sum()
+        with clock.part("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert values.grad is not None
+            self.sparse.collect(blank.rows, values.grad)
 
     def _micro_batch(self, micro: _Micro, inputs: Inputs, step_weight: float, clock: Attribution) -> None:
         clock.count(micro.num_tokens, inputs.plan.padding_fraction, micro.flops)
@@ -244,26 +266,22 @@ class Night:
             self.newest[name] = max(self.newest.get(name, -(2**62)), shown)
         with clock.part("forward"):
             torch.manual_seed(micro.seed)
-            values = self.tables.weight[inputs.rows].requires_grad_()
-            logits = self.model(values, inputs)
+            values = self.tables.read(inputs.rows).requires_grad_()
+            logits = self._parallel(values, inputs)
             if self._logit_offset:
                 logits = logits + self._logit_offset
             losses = token_losses(logits, inputs.labels, inputs.known, self._action_weights)
             loss = batch_loss(losses, inputs.weights, step_weight)
-        if not bool(torch.isfinite(loss)):
-            raise TrainingError(
-                f"loss is {loss.item()} at step {self.global_step}, batch {micro.number} of {self.run.pack}; no "
-                f"parameter was moved, the last good checkpoint is {self.run.parent}",
-                where=f"batch {micro.number}",
-            )
+        if self._bad_batch is None and not bool(torch.isfinite(loss)):
+            self._bad_batch = micro.number  # refused at the step's end: until then other ranks wait for this one's part
         with clock.part("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
             assert values.grad is not None
             self.sparse.collect(inputs.rows, values.grad)
         with clock.part("metrics"):
             self._metrics.update(logits.detach(), inputs.labels, inputs.known & inputs.fresh[:, None])
-            self._loss_sum += loss.detach().double() * step_weight
-            self._loss_weight += float(inputs.weights.sum(dtype=torch.float64))
+            self._step_loss += loss.detach().double() * step_weight
+            self._step_weight_done += float(inputs.weights.sum(dtype=torch.float64))
 
     def _newest(self, shown: Any, known: Any) -> dict[str, int]:
         columns = dict(enumerate(self.supervised))
@@ -285,35 +303,37 @@ class Night:
                 f"{state['actions']} with {state['supervised']}; a change of actions is a full retrain",
                 where="source.actions",
             )
-        own = {f"dense.{name}": p for name, p in self.model.named_parameters()}
-        copy_tensors(own, tensors)
-        self.dense.load(tensors)
-        self.tables.load(tensors)
+        pieces = self.ranks.pieces(tensors)
+        copy_tensors({f"dense.{name}": own_part(p) for name, p in self.model.named_parameters()}, pieces)
+        self.dense.load(pieces)
+        self.tables.load(pieces)
         logger.info("warm start from %s at step %d", self.run.parent, state["step"])
         return state
 
     def save(self, clock: Attribution) -> dict[str, Any]:
-        """Write the checkpoint and return its state.
+        """Write the checkpoint and return its state; every rank takes part, the first one writes, the others return {}.
 
         Raises:
             TrainingError: A tensor is not finite; nothing is written.
         """
-        tensors = {f"dense.{name}": p.detach() for name, p in self.model.named_parameters()}
-        tensors.update(self.dense.state())
-        tensors.update(self.tables.state())
+        dense = {f"dense.{name}": own_part(p.detach()) for name, p in self.model.named_parameters()}
+        tensors = self.ranks.whole(dense | self.dense.state()) | self.tables.state()
+        state = self._state(clock)
+        if not self.ranks.is_first:
+            return {}
         if not tensors_finite(tensors):
             raise TrainingError(
                 f"a parameter is not finite after step {self.global_step}; nothing was written, the last good checkpoint "
                 f"is {self.run.parent}",
                 where=str(self.run.output),
             )
-        return save_checkpoint(self.run.output, tensors, self._state(clock), self.run.vocabulary_files)
+        return save_checkpoint(self.run.output, tensors, state, self.run.vocabulary_files)
 
     def _state(self, clock: Attribution) -> dict[str, Any]:
         run, perf = self.run, clock.metrics()
         metrics: dict[str, Any] = {"train/loss": self.mean_loss}
         metrics |= self.dense.rates.metrics("dense") | self.sparse.rates.metrics("sparse")
-        for name, found in zip(self.supervised, self._metrics.compute(), strict=True):
+        for name, found in zip(self.supervised, self.ranks.total(self._metrics).compute(), strict=True):
             metrics |= {
                 f"train/auc/{name}": found.auc,
                 f"train/auc_error/{name}": found.certificate,
@@ -327,7 +347,7 @@ class Night:
             "rng": {"seed": run.seed, "step": self.global_step},
             "cursor": {"batch": len(self.reader), "batches": len(self.reader)},
             "watermark": self.reader.index["bound"],
-            "newest_supervised_us": self.newest,
+            "newest_supervised_us": self.ranks.latest(self.newest, self.supervised),
             "vocabulary": {
                 "version": run.vocabulary_version or self.reader.index["vocabulary"],
                 "tables": {
@@ -344,6 +364,8 @@ class Night:
             "parent": str(run.parent) if run.parent else None,
             "parent_digest": self.parent_state["digest"] if self.parent_state else None,
             "seed": run.seed,
+            "ranks": self.ranks.describe(),
+            "attention": self.attention.kernel,
             "config": dict(run.config),
             "actions": self.actions,
             "supervised": self.supervised,
@@ -373,9 +395,3 @@ def _check_pack(run: Run, index: dict[str, Any]) -> None:
             f"{run.pack} was made with vocabulary {index['vocabulary']}, the run names {run.vocabulary_version}; pack again",
             where=str(run.pack),
         )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
