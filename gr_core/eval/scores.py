@@ -61,7 +61,7 @@ def kept(folder: Path, pack: Path, checkpoint: str) -> Scored | None:
     parts = [(torch.empty(0, dtype=torch.int32),) * 2 + (torch.empty(0, dtype=torch.int64),)]
     with reader.ahead() as batches:
         for batch in batches:
-            at = batch.supervise == 1
+            at = batch.supervise > 0
             if batch.weights["token"] > 0:
                 parts.append((batch.labels[at], batch.label_known[at], batch.time[at]))
     labels, label_known, time = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
