@@ -369,7 +369,6 @@ class Night:
             "parent_digest": self.parent_state["digest"] if self.parent_state else None,
             "seed": run.seed,
             "ranks": self.ranks.describe(),
-            "attention": self.attention.kernel,
             "config": dict(run.config),
             "actions": self.actions,
             "supervised": self.supervised,
