@@ -57,13 +57,15 @@ class Scorer:
     Args:
         checkpoint: A complete checkpoint.
         num_threads: CPU threads.
+        device: Where the model and the tables lie; scores come back on the CPU.
 
     Raises:
         FormatError: The checkpoint is not complete or of another format.
     """
 
-    def __init__(self, checkpoint: Path, *, num_threads: int = 1) -> None:
+    def __init__(self, checkpoint: Path, *, num_threads: int = 1, device: torch.device | str = "cpu") -> None:
         torch.set_num_threads(num_threads)
+        self.device = torch.device(device)
         tensors, self.state = load_checkpoint(checkpoint)
         self.config: ModelConfig = settings_of(ModelConfig, self.state["config"]["model"], "model")
         self.actions: list[str] = self.state["actions"]
@@ -73,8 +75,8 @@ class Scorer:
         }
         self.model: Recommender = new_recommender(self.config, len(self.actions), len(self.supervised), seed=0)
         copy_tensors({f"dense.{name}": p for name, p in self.model.named_parameters()}, tensors)
-        self.model.eval()
-        self.weight = torch.cat([tensors[f"sparse.{name}.weight"] for name in self.config.features])
+        self.model.eval().to(self.device)
+        self.weight = torch.cat([tensors[f"sparse.{name}.weight"] for name in self.config.features]).to(self.device)
 
     def row_map(self, vocabulary: Path | None) -> RowMap:
         """Return the map from a pack's rows to this checkpoint's, given the pack's vocabulary directory (None: own)."""
@@ -103,8 +105,9 @@ class Scorer:
                 if batch.weights["token"] == 0:
                     continue
                 inputs = builder.build(batch)
-                logits = self.model(self.weight[inputs.rows], inputs)
                 at = inputs.targets
+                there = inputs.to(self.device)
+                logits = self.model(self.weight[there.rows], there).cpu()
                 parts.append((logits, batch.labels[at], batch.label_known[at], batch.time[at]))
         empty = (torch.empty(0, len(self.supervised)), *(torch.empty(0, dtype=t) for t in _KINDS))
         columns = [torch.cat(column).numpy() for column in zip(*(parts or [empty]), strict=True)]
@@ -152,22 +155,25 @@ def _builder(config: ModelConfig, index: dict[str, Any], rows: RowMap) -> InputB
 
 
 @torch.inference_mode()
-def warm_up(reader: PackReader, config: ModelConfig, tables: Sequence[TableSpec]) -> None:
+def warm_up(
+    reader: PackReader, config: ModelConfig, tables: Sequence[TableSpec], device: torch.device | str = "cpu"
+) -> None:
     """Score one batch of a pack with untrained weights: what a process does only once is done before it matters.
 
     Args:
         reader: The pack.
         config: Shape of the model.
         tables: Tables of the pack's vocabulary.
+        device: Where the model will run.
     """
     index = reader.index
     number = next((n for n, weight in enumerate(index["batch_weights"]["token"]) if weight > 0), None)
     if number is None:
         return
     ordered = sorted(tables, key=lambda table: config.features.index(table.name))
-    inputs = _builder(config, index, RowMap(ordered)).build(reader.batch(number))
+    inputs = _builder(config, index, RowMap(ordered)).build(reader.batch(number)).to(torch.device(device))
     model = new_recommender(config, len(index["actions"]), int(index["supervised"]).bit_count(), seed=0)
-    model.eval()(torch.zeros(len(inputs.rows), config.width), inputs)
+    model.eval().to(device)(torch.zeros(len(inputs.rows), config.width, device=device), inputs)
 
 
 def score_pack(checkpoint: Path, pack: Path, *, vocabulary: Path | None = None, num_threads: int = 1) -> Scored:

@@ -30,6 +30,7 @@ from gr_core.data.batches import PackReader
 from gr_core.errors import FormatError, UsageError
 from gr_core.eval import metrics, scores
 from gr_core.eval.scoring import Scorer, warm_up
+from gr_core.train.distributed import device_of
 from gr_core.train.run import Run, read_run
 from gr_core.train.state import read_state
 
@@ -49,12 +50,14 @@ class Watch:
     """The training."""
     holdout: Path
     """The pack."""
-    num_threads: int
+    num_threads: int = 1
     """CPU threads."""
+    device: torch.device | str = "cpu"
+    """Where checkpoints are scored."""
 
 
 def read_watch(path: Path) -> Watch:
-    """Read RUN.json: as for training, with `packs.holdout`, and `evaluation.num_threads` (1 where it is missing).
+    """Read RUN.json: as for training, with `packs.holdout`; `evaluation` may have num_threads (1) and device (cpu).
 
     Raises:
         UsageError: No holdout pack is named; or as `read_run`.
@@ -66,8 +69,13 @@ def read_watch(path: Path) -> Watch:
         raise UsageError(
             f"RUN file {path} names no packs.holdout, so there is nothing to score on; add it", where=str(path)
         )
-    threads = int((values.get("evaluation") or {}).get("num_threads", 1))
-    return Watch(run=run, holdout=path.parent / holdout, num_threads=threads)
+    settings = values.get("evaluation") or {}
+    return Watch(
+        run=run,
+        holdout=path.parent / holdout,
+        num_threads=int(settings.get("num_threads", 1)),
+        device=device_of(settings.get("device", "cpu")),
+    )
 
 
 def steps_folder(output: Path) -> Path:
@@ -113,7 +121,7 @@ class Watcher:
         """Import and run all that scoring needs, so that the first checkpoint does not wait for it."""
         run = self._watch.run
         torch.set_num_threads(self._watch.num_threads)
-        warm_up(PackReader(self._watch.holdout), run.model, run.tables)
+        warm_up(PackReader(self._watch.holdout), run.model, run.tables, self._watch.device)
         self._tell("ready")
 
     def follow(self, is_over: Callable[[float], bool]) -> bool:
@@ -153,7 +161,8 @@ class Watcher:
             state = read_state(path)
             step, digest = state["step"], str(state["digest"])
             self._seen.add(digest)
-            scored = Scorer(path, num_threads=self._watch.num_threads).score(self._watch.holdout)
+            watch = self._watch
+            scored = Scorer(path, num_threads=watch.num_threads, device=watch.device).score(watch.holdout)
             if final:
                 scores.keep(scores_folder(self._watch.run.output), scored, digest)
             found = metrics.evaluate(

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from gr_core.errors import UsageError
 from gr_core.eval import metrics, scores
@@ -229,12 +230,26 @@ def test_results_are_read_in_steps_with_their_time_before_the_end(tmp_path):
     assert read_results(tmp_path / "c") == {"checkpoints": [], "trouble": None}
 
 
+def test_settings_come_from_the_run_file(packs, run, holdout):
+    """Threads and device as `evaluation` says; one thread on the CPU where it says nothing."""
+    path = run_file(packs, run, holdout)
+    values = json.loads(path.read_text())
+
+    plain = read_watch(path)
+    path.write_text(json.dumps({**values, "evaluation": {"num_threads": 3, "device": "auto"}}))
+    chosen = read_watch(path)
+
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    assert (plain.num_threads, str(plain.device), plain.holdout) == (1, "cpu", holdout)
+    assert (chosen.num_threads, torch.device(chosen.device).type) == (3, auto)
+
+
 def run_file(packs, run, holdout):
     """Write RUN.json of a run with its holdout pack."""
     path = packs.run_file(run)
     values = json.loads(path.read_text())
     values["packs"]["holdout"] = str(holdout.relative_to(packs.root))
-    path.write_text(json.dumps({**values, "evaluation": {"num_threads": 1, "niceness": 10}}))
+    path.write_text(json.dumps({**values, "evaluation": {"niceness": 10}}))
     return path
 
 
