@@ -14,9 +14,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -58,8 +59,16 @@ class StepEnd:
     bad_batch: int | None
     """The first batch whose loss is not finite."""
 
-    def refuse_non_finite(self, run: Run, step: int, numbers: Sequence[int]) -> None:
+    def refuse_non_finite(
+        self, run: Run, step: int, numbers: Sequence[int], last_good: Callable[[], Path | None]
+    ) -> None:
         """Stop before a step that would spoil parameters.
+
+        Args:
+            run: The night's run.
+            step: Of the lineage.
+            numbers: The step's batches.
+            last_good: Returns the newest checkpoint that the training can go on from.
 
         Raises:
             TrainingError: Names the step (of the lineage) and the batch; where only a gradient is bad, the step's batches.
@@ -70,7 +79,7 @@ class StepEnd:
         batch = f"batches {list(numbers)}" if self.bad_batch is None else f"batch {self.bad_batch}"
         raise TrainingError(
             f"{what} not finite at step {step}, {batch} of {run.pack}; no parameter was moved, the last good checkpoint is "
-            f"{run.parent}",
+            f"{last_good()}",
             where=f"batch {numbers[0] if self.bad_batch is None else self.bad_batch}",
         )
 
@@ -122,7 +131,11 @@ class Ranks:
 
     def is_agreed(self, *, yes: bool) -> bool:
         """Return what the first rank says."""
-        return yes
+        return bool(self.told(int(yes)))
+
+    def told(self, number: int) -> int:
+        """Return the first rank's number."""
+        return number
 
     def total(self, metrics: M) -> M:
         """Return metrics whose counts are the sums over the ranks; this rank's own are left as they are."""
@@ -222,10 +235,10 @@ class _Group(Ranks):
         bad_batch = int(first_bad) if first_bad < math.inf else None
         return StepEnd(norm=norm, loss=found[:, 1].sum(), weight=weight, bad_batch=bad_batch)
 
-    def is_agreed(self, *, yes: bool) -> bool:
-        said = torch.tensor([int(yes)], device=self.device)
+    def told(self, number: int) -> int:
+        said = torch.tensor([number], device=self.device)
         dist.broadcast(said, src=0)
-        return bool(said.item())
+        return int(said.item())
 
     def total(self, metrics: M) -> M:
         sums = copy.deepcopy(metrics)

@@ -5,31 +5,33 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gr_core.data.batches import PackReader
 from gr_core.data.prefetch import Prefetched
-from gr_core.errors import ConfigError, FormatError, TrainingError
 from gr_core.model.attention import bucketed_planner
 from gr_core.model.inputs import InputBuilder, Inputs
 from gr_core.model.losses import batch_loss, token_losses
 from gr_core.model.recommender import new_recommender
-from gr_core.model.settings import ModelConfig
 from gr_core.train.advice import advise, nodes_of
 from gr_core.train.attribution import Attribution, attribution
+from gr_core.train.belonging import check_pack, check_parent
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.distributed import Ranks, StepEnd, blank_batch, connect, device_of
 from gr_core.train.flops import BatchFlops, ModelFlops
-from gr_core.train.optim import DenseOptimizer, SparseOptimizer, copy_tensors, own_part, schedule
-from gr_core.train.run import Run, settings_of
+from gr_core.train.optim import DenseOptimizer, copy_tensors, new_sparse_optimizer, own_part, schedule
+from gr_core.train.run import Run
 from gr_core.train.running_metrics import new_metrics
-from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite
+from gr_core.train.saving import StepSaver, finished_state, refuse_non_finite, remove_steps
+from gr_core.train.series import SERIES_FILE, StepSeries
+from gr_core.train.state import load_checkpoint, save_checkpoint
 from gr_core.train.transfer import Sent, Transfer
 
 logger = logging.getLogger(__name__)
@@ -54,42 +56,34 @@ def train(run: Run, say: Say, *, trace: Path | None = None) -> dict[str, Any]:
         TrainingError: A loss or gradient is not finite; nothing was written.
     """
     ranks = connect(run.train.distributed, run.device)
-    finished = _finished(run)
+    finished = finished_state(run)
     if ranks.is_agreed(yes=finished is not None):
+        remove_steps(run.output)  # where the kill came between the final checkpoint and this
         logger.info("checkpoint %s is finished with this fingerprint; nothing to train", run.output)
         ranks.close()
         return finished or {}
     torch.set_num_threads(run.train.num_threads)
     night = Night(run, ranks)
     groups = _groups(len(night.reader), run.train.micro_batches)
-    clock = night.clock(len(groups), trace)
+    saver = StepSaver(run)
+    done = saver.start(night, groups)
+    clock = night.clock(len(groups) - done, trace)
     said = -math.inf
-    with Prefetched(night.prepared(groups)) as ready:
-        for step, numbers in enumerate(groups):
+    with saver, Prefetched(night.prepared(groups[done:])) as ready:
+        for step, numbers in enumerate(groups[done:], start=done):
             with clock.step():
                 night.step(numbers, schedule(step, len(groups), run.train), clock, ready)
+            saver.after_step(night, clock)
             if time.monotonic() - said >= _PROGRESS_SECONDS or step == len(groups) - 1:
                 said = time.monotonic()
                 progress = {"step": step + 1, "steps": len(groups), "loss": night.mean_loss}
-                progress |= {
-                    "dense_learning_rate": night.dense.rates.last,
-                    "sparse_learning_rate": night.sparse.rates.last,
-                    "tokens_per_second": round(clock.tokens_per_second),
-                }
-                say({"event": "progress", **progress})
-    state = night.save(clock)
+                speed = {"tokens_per_second": round(clock.tokens_per_second)}
+                say({"event": "progress", **progress, **night.rates(), **speed})
+        saver.wait()
+        state = night.save(clock)
+    saver.finish()
     ranks.close()
     return state
-
-
-def _finished(run: Run) -> dict[str, Any] | None:
-    if not run.resume:
-        return None
-    try:
-        state = read_state(run.output)
-    except FormatError:
-        return None
-    return state if state["fingerprint"] == run.fingerprint else None
 
 
 def _groups(num_batches: int, micro_batches: int) -> list[list[int]]:
@@ -126,7 +120,7 @@ class Night:
         self.ranks = Ranks(device_of(run.device)) if ranks is None else ranks
         self.reader = PackReader(run.pack)
         index = self.reader.index
-        _check_pack(run, index)
+        check_pack(run, index)
         self.device = self.ranks.device
         self.actions: list[str] = list(index["actions"])
         tables = tuple(sorted(run.tables, key=lambda t: run.model.features.index(t.name)))
@@ -151,18 +145,21 @@ class Night:
         self._flops = ModelFlops.of(self.model, width=run.model.width, num_layers=run.model.num_layers)
         self._parallel = self.ranks.parallel(self.model)
         self.dense = DenseOptimizer(self.model, run.train)
-        self.sparse = SparseOptimizer(self.tables, run.train)
+        self.sparse = new_sparse_optimizer(self.tables, self.model, run.train)
         self.parent_state = self._warm_start()
         self.global_step: int = self.parent_state["step"] if self.parent_state else 0
         self.newest: dict[str, int] = dict(self.parent_state["newest_supervised_us"]) if self.parent_state else {}
+        self.cursor = 0
+        self.series = StepSeries()
+        self.last_good: Callable[[], Path | None] = lambda: run.parent
         weights = [run.train.action_weights.get(name, 1.0) for name in self.supervised]
         self._action_weights = torch.tensor(weights, device=self.device)
         self._batch_weights = BatchWeights(self.reader, self.builder.weighting)
         self._logit_offset = logit_offset(index)
         self._transfer = Transfer(self.device)
-        self._metrics = new_metrics(run.train.metrics, len(self.supervised), self.device)
+        self.metrics = new_metrics(run.train.metrics, len(self.supervised), self.device)
         self._blank = self.builder.build(blank_batch(self.reader.features)).to(self.device)
-        self._loss_sum, self._loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+        self.loss_sum, self.loss_weight = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
         self._begin_step()
 
     def clock(self, steps: int, trace: Path | None = None) -> Attribution:
@@ -173,7 +170,7 @@ class Night:
     @property
     def mean_loss(self) -> float | None:
         """Mean loss of the night so far, weighted as the loss is; None before the first supervised token."""
-        return float(self._loss_sum) / self._loss_weight if self._loss_weight else None
+        return float(self.loss_sum) / self.loss_weight if self.loss_weight else None
 
     def prepared(self, groups: Sequence[Sequence[int]]) -> Iterator[_Micro]:
         """Build the micro-batches of the next steps, in their order; they depend on the pack, the seed and the step alone.
@@ -219,6 +216,7 @@ class Night:
             TrainingError: Loss or gradient not finite; no parameter was moved.
         """
         step_weight = self._step_weight(numbers)
+        self.cursor = numbers[-1] + 1
         if step_weight <= 0:
             return
         self.model.train()
@@ -235,22 +233,28 @@ class Night:
                     micro = next(ready)
                     inputs = self._transfer.receive(micro.sent)
                 assert micro.number == mine[turn][1], "micro-batches come in the order of the steps"
-                self._micro_batch(micro, inputs, step_weight, clock)
+                self._micro_batch(micro, inputs, step_weight, factor, clock)
         with clock.part("optimizer"):
             norm = torch.where(self.sparse.finite(), self.dense.norm(), torch.nan)
             end = self.ranks.agree(
                 StepEnd(norm=norm, loss=self._step_loss, weight=self._step_weight_done, bad_batch=self._bad_batch)
             )
-            end.refuse_non_finite(self.run, self.global_step, numbers)
+            end.refuse_non_finite(self.run, self.global_step, numbers, self.last_good)
             self.dense.step(factor, end.norm)
             self.sparse.step(factor)
             self.dense.zero_grad()
-        self._loss_sum += end.loss
-        self._loss_weight += end.weight
+        self.loss_sum += end.loss
+        self.loss_weight += end.weight
         self.global_step += 1
+        told = {"loss": float(end.loss) / step_weight, "norm": float(end.norm)}
+        self.series.add(self.global_step, numbers[0], **told, rates=self.rates())
+
+    def rates(self) -> dict[str, float | None]:
+        """Return the learning rates of the newest step by what they move."""
+        return {"dense_learning_rate": self.dense.rates.last, "sparse_learning_rate": self.sparse.rates.last}
 
     def _begin_step(self) -> None:
-        self._step_loss, self._step_weight_done = torch.zeros_like(self._loss_sum), 0.0
+        self._step_loss, self._step_weight_done = torch.zeros_like(self.loss_sum), 0.0
         self._bad_batch: int | None = None
 
     def _blank_turn(self, clock: Attribution) -> None:
@@ -264,7 +268,9 @@ class Night:
             assert values.grad is not None
             self.sparse.collect(blank.rows, values.grad)
 
-    def _micro_batch(self, micro: _Micro, inputs: Inputs, step_weight: float, clock: Attribution) -> None:
+    def _micro_batch(
+        self, micro: _Micro, inputs: Inputs, step_weight: float, factor: float, clock: Attribution
+    ) -> None:
         clock.count(micro.num_tokens, inputs.plan.padding_fraction, micro.flops)
         for name, shown in micro.newest.items():
             self.newest[name] = max(self.newest.get(name, -(2**62)), shown)
@@ -279,11 +285,14 @@ class Night:
         if self._bad_batch is None and not bool(torch.isfinite(loss)):
             self._bad_batch = micro.number  # refused at the step's end: until then other ranks wait for this one's part
         with clock.part("backward"):
+            self.sparse.watch(inputs.rows, values, loss, factor)
             loss.backward()  # type: ignore[no-untyped-call]
             assert values.grad is not None
             self.sparse.collect(inputs.rows, values.grad)
+        if self._bad_batch is not None:
+            return  # what is no number falls into no bin
         with clock.part("metrics"):
-            self._metrics.update(logits.detach(), inputs.labels, inputs.known & inputs.fresh[:, None])
+            self.metrics.update(logits.detach(), inputs.labels, inputs.known & inputs.fresh[:, None])
             self._step_loss += loss.detach().double() * step_weight
             self._step_weight_done += float(inputs.weights.sum(dtype=torch.float64))
 
@@ -295,24 +304,33 @@ class Night:
         if self.run.parent is None:
             return None
         tensors, state = load_checkpoint(self.run.parent)
-        if settings_of(ModelConfig, state["config"]["model"], "model") != self.run.model:
-            raise ConfigError(
-                f"model must equal the parent's, got {self.run.model}, the parent {self.run.parent} has "
-                f"{state['config']['model']}; a change of the model is a full retrain",
-                where="model",
-            )
-        if state["actions"] != self.actions or state["supervised"] != self.supervised:
-            raise ConfigError(
-                f"actions must equal the parent's, got {self.actions} with {self.supervised} supervised, the parent has "
-                f"{state['actions']} with {state['supervised']}; a change of actions is a full retrain",
-                where="source.actions",
-            )
-        pieces = self.ranks.pieces(tensors)
-        copy_tensors({f"dense.{name}": own_part(p) for name, p in self.model.named_parameters()}, pieces)
-        self.dense.load(pieces)
-        self.tables.load(pieces)
+        check_parent(self.run, state, self.actions, self.supervised)
+        self.load(tensors)
+        self.sparse.forget()
         logger.info("warm start from %s at step %d", self.run.parent, state["step"])
         return state
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's parameters and optimizer state, or this rank's part of them.
+
+        Raises:
+            FormatError: A tensor is missing or does not fit.
+        """
+        pieces = self.ranks.pieces(tensors)
+        copy_tensors(self._dense(), pieces)
+        self.dense.load(pieces)
+        self.tables.load(pieces)
+
+    def _dense(self) -> dict[str, Tensor]:
+        return {f"dense.{name}": own_part(p.detach()) for name, p in self.model.named_parameters()}
+
+    def checkpoint(self, clock: Attribution) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a checkpoint holds now: tensors by name (views where possible), and the values of state.json.
+
+        Every rank calls it; only the first one's result counts.
+        """
+        tensors = self.ranks.whole(self._dense() | self.dense.state()) | self.tables.state()
+        return tensors, self._state(clock)
 
     def save(self, clock: Attribution) -> dict[str, Any]:
         """Write the checkpoint and return its state; every rank takes part, the first one writes, the others return {}.
@@ -320,24 +338,18 @@ class Night:
         Raises:
             TrainingError: A tensor is not finite; nothing is written.
         """
-        dense = {f"dense.{name}": own_part(p.detach()) for name, p in self.model.named_parameters()}
-        tensors = self.ranks.whole(dense | self.dense.state()) | self.tables.state()
-        state = self._state(clock)
+        tensors, state = self.checkpoint(clock)
         if not self.ranks.is_first:
             return {}
-        if not tensors_finite(tensors):
-            raise TrainingError(
-                f"a parameter is not finite after step {self.global_step}; nothing was written, the last good checkpoint "
-                f"is {self.run.parent}",
-                where=str(self.run.output),
-            )
-        return save_checkpoint(self.run.output, tensors, state, self.run.vocabulary_files)
+        refuse_non_finite(tensors, self.global_step, self.run)
+        series = {SERIES_FILE: self.series.to_bytes()}
+        return save_checkpoint(self.run.output, tensors, state, self.run.vocabulary_files, series)
 
     def _state(self, clock: Attribution) -> dict[str, Any]:
         run, perf = self.run, clock.metrics()
         metrics: dict[str, Any] = {"train/loss": self.mean_loss}
         metrics |= self.dense.rates.metrics("dense") | self.sparse.rates.metrics("sparse")
-        for name, found in zip(self.supervised, self.ranks.total(self._metrics).compute(), strict=True):
+        for name, found in zip(self.supervised, self.ranks.total(self.metrics).compute(), strict=True):
             metrics |= {
                 f"train/auc/{name}": found.auc,
                 f"train/auc_error/{name}": found.certificate,
@@ -349,7 +361,7 @@ class Night:
         return {
             "step": self.global_step,
             "rng": {"seed": run.seed, "step": self.global_step},
-            "cursor": {"batch": len(self.reader), "batches": len(self.reader)},
+            "cursor": {"batch": self.cursor, "batches": len(self.reader)},
             "watermark": self.reader.index["bound"],
             "newest_supervised_us": self.ranks.latest(self.newest, self.supervised),
             "vocabulary": {
@@ -377,24 +389,3 @@ class Night:
             "metrics": metrics | perf,
             "advice": advise(perf, run.config, nodes=nodes_of(run, self.device)),
         }
-
-
-def _check_pack(run: Run, index: dict[str, Any]) -> None:
-    if index["role"] != "train":
-        raise ConfigError(f"{run.pack} has role {index['role']}; only train packs are trained on", where=str(run.pack))
-    if index["tokens"] != "targets":
-        raise ConfigError(
-            f"pack.tokens must be targets, got {index['tokens']!r}; this release trains no other layout",
-            where="pack.tokens",
-        )
-    if set(index["features"]) != set(run.model.features) or {t.name for t in run.tables} != set(run.model.features):
-        raise ConfigError(
-            f"pack features {index['features']} and tables {[t.name for t in run.tables]} must be the model's "
-            f"{list(run.model.features)}; pack again with this config",
-            where="model.item_features",
-        )
-    if run.vocabulary_version and index["vocabulary"] != run.vocabulary_version:
-        raise FormatError(
-            f"{run.pack} was made with vocabulary {index['vocabulary']}, the run names {run.vocabulary_version}; pack again",
-            where=str(run.pack),
-        )

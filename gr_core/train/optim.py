@@ -1,17 +1,20 @@
 """Optimizers and the night's learning-rate schedule, which drives both of them.
 
 Dense parameters: AdamW. Table rows: rowwise Adagrad on the rows that a step touched, duplicates merged over all its
-micro-batches, applied once a step. Both keep their state by name, so that a checkpoint is read without pickle.
+micro-batches, applied once a step, or inside the backward pass (`train.sparse_update`). Both keep their state by name, so
+that a checkpoint is read without pickle.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.hooks import RemovableHandle
 
 from gr_core.errors import FormatError
 from gr_core.model.embeddings import Tables
@@ -131,14 +134,26 @@ class SparseOptimizer:
     def __init__(self, tables: Tables, config: TrainConfig) -> None:
         self._tables = tables
         self._peak = config.sparse_learning_rate
+        self._decay = config.accumulator_decay
         self.rates = Rates()
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._is_pad = torch.zeros(tables.map.num_rows, dtype=torch.bool, device=tables.weight.device)
         self._is_pad[torch.from_numpy(tables.map.pad_rows()).to(tables.weight.device)] = True
 
+    def forget(self) -> None:
+        """Multiply every row's state by `train.accumulator_decay`, once a night, before its first step."""
+        if self._decay != 1.0:
+            self._tables.accumulator.mul_(self._decay)
+
+    def watch(self, rows_U: Tensor, values_UD: Tensor, loss: Tensor, factor: float) -> None:
+        """Be told of a micro-batch before its backward pass; here nothing happens before the step."""
+
     def collect(self, rows_U: Tensor, grad_UD: Tensor) -> None:
         """Keep a micro-batch's gradient: distinct rows [U] int64, gradients [U, D]."""
-        self._parts.append((rows_U, grad_UD.masked_fill(self._is_pad[rows_U][:, None], 0.0)))
+        self._parts.append((rows_U, self._without_pad(rows_U, grad_UD)))
+
+    def _without_pad(self, rows_U: Tensor, grad_UD: Tensor) -> Tensor:
+        return grad_UD.masked_fill(self._is_pad[rows_U][:, None], 0.0)
 
     def finite(self) -> Tensor:
         """Return a bool scalar: every collected gradient is finite."""
@@ -163,6 +178,58 @@ def own_part(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor that FSDP2 spreads over ranks; any other tensor as it is."""
     local: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+class BackwardSparseOptimizer(SparseOptimizer):
+    """Rowwise Adagrad inside the backward pass: the host launches it without having waited for the device.
+
+    Rows are written as soon as every gradient of the micro-batch is there, after a check on the device: where the loss or
+    any gradient, dense or sparse, is not finite, what is added to rows and state is zero, and the step that follows stops.
+    That asks for one micro-batch a step (config refuses more), and for clipping of dense parameters alone, whose factor is
+    known only later. Results equal SparseOptimizer's bit for bit.
+    """
+
+    def __init__(self, tables: Tables, model: nn.Module, config: TrainConfig) -> None:
+        super().__init__(tables, config)
+        self._parameters = list(model.parameters())
+        self._hook: RemovableHandle | None = None
+        self._finite = torch.ones((), dtype=torch.bool)
+
+    def watch(self, rows_U: Tensor, values_UD: Tensor, loss: Tensor, factor: float) -> None:
+        """Update the rows [U] of values [U, D] in the backward pass that follows, at `factor` of the peak rate."""
+        scalar = loss.detach()
+
+        @torch.no_grad()
+        def update(grads: Sequence[Tensor | None]) -> None:
+            *dense, grad_UD = grads
+            assert grad_UD is not None
+            norms = torch._foreach_norm([grad for grad in dense if grad is not None])
+            checked = torch.stack([scalar.float(), grad_UD.sum(), *norms])
+            self._finite = torch.isfinite(checked).all()
+            safe_UD = torch.where(self._finite, self._without_pad(rows_U, grad_UD), 0.0)
+            learning_rate = self._peak * factor
+            rowwise_adagrad(self._tables.weight, self._tables.accumulator, rows_U, safe_UD, learning_rate=learning_rate)
+
+        self._hook = register_multi_grad_hook([*self._parameters, values_UD], update)
+
+    def collect(self, rows_U: Tensor, grad_UD: Tensor) -> None:
+        """End the watch: the backward pass is over."""
+        assert self._hook is not None
+        self._hook.remove()
+
+    def finite(self) -> Tensor:
+        """Return a bool scalar: what the backward pass found; where it is False no row was moved."""
+        return self._finite
+
+    def step(self, factor: float) -> None:
+        """Note the rate; the rows have moved."""
+        self.rates.add(self._peak * factor)
+
+
+def new_sparse_optimizer(tables: Tables, model: nn.Module, config: TrainConfig) -> SparseOptimizer:
+    """Return the optimizer of the tables, as `train.sparse_update` says."""
+    in_backward = config.sparse_update == "backward"
+    return BackwardSparseOptimizer(tables, model, config) if in_backward else SparseOptimizer(tables, config)
 
 
 @torch.no_grad()

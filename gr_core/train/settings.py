@@ -10,6 +10,7 @@ from gr_core.train.layout import DistributedConfig
 
 UNDECIDING = ("save_every_steps", "keep_checkpoints", "peak_tflops", "price_per_gpu_hour")
 """Keys that change no weight: a training that is taken up with others goes on."""
+SPARSE_OPTIMIZERS = ("rowwise_adagrad",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,15 @@ class TrainConfig:
     """Peak learning rate of rowwise Adagrad on embedding rows."""
     initial_accumulator: float = 0.0
     """Rowwise Adagrad's state of a row without history: the larger, the smaller a row's first steps."""
+    sparse_optimizer: str = "rowwise_adagrad"
+    """Optimizer of the embedding tables; rowwise_adagrad, one number of state a row, is the only one: it moves the rows
+    that a step touched and no others."""
+    sparse_update: Literal["step", "backward"] = "step"
+    """When table rows move: once a step, with the gradients of all its micro-batches, or inside the backward pass, which
+    needs micro_batches = 1 and one rank. The results are the same."""
+    accumulator_decay: float = 1.0
+    """Factor on the state of rowwise Adagrad at a night's warm start: below 1, rows go on learning faster than their whole
+    past would let them; 1 keeps it."""
     beta2: float = 0.99
     """AdamW's decay of squared gradients: a night has few steps, so it must forget faster than 0.999."""
     weight_decay: float = 0.01
@@ -98,6 +108,25 @@ class TrainConfig:
             )
         self._check_weighting()
         self._check_measuring()
+        self._check_sparse()
+
+    def _check_sparse(self) -> None:
+        """Refuse what the tables' optimizer cannot do (design section 5), before any data is built."""
+        if self.sparse_optimizer not in SPARSE_OPTIMIZERS:
+            raise ValueError(
+                f"train.sparse_optimizer must be one of {', '.join(SPARSE_OPTIMIZERS)}, got {self.sparse_optimizer!r}; "
+                "Adam and AdamW take no sparse gradients and move rows that a step did not touch"
+            )
+        if self.sparse_update not in ("step", "backward"):
+            raise ValueError(f"train.sparse_update must be step or backward, got {self.sparse_update!r}")
+        if not 0 < self.accumulator_decay <= 1:
+            raise ValueError(f"train.accumulator_decay must be in (0, 1], got {self.accumulator_decay}")
+        if self.sparse_update == "backward" and (self.micro_batches > 1 or self.distributed.ranks > 1):
+            raise ValueError(
+                "train.sparse_update = backward needs train.micro_batches = 1 and one rank, since rows move before another "
+                f"micro-batch's or rank's gradient is known, got micro_batches = {self.micro_batches} and "
+                f"{self.distributed.ranks} ranks; set train.sparse_update = step"
+            )
 
     def _check_measuring(self) -> None:
         if self.metrics not in ("fused", "naive", "off"):

@@ -2,7 +2,11 @@
 
 A checkpoint is a directory: *.safetensors, state.json (what a person wants to read), vocabulary/<table>.arrow, and
 manifest.json with every file's SHA-256, written last. It is made beside its place and renamed into it, so a directory
-with a manifest is complete.
+with a manifest is complete. steps.arrow is the night's series (gr_core.train.series).
+
+`cursor` in state.json is {"batch": consumed, "batches": of the night's pack}. A running training leaves checkpoints whose
+cursor is not at the end in `<output>.steps/step-<lineage's step, 8 digits>/` (gr_core.train.saving): complete in
+themselves, for scoring and for going on, but no parents. They go when the final one, `<output>`, is there.
 """
 
 from __future__ import annotations
@@ -40,7 +44,11 @@ def checkpoint_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_checkpoint(
-    path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], vocabulary: Mapping[str, Path]
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    vocabulary: Mapping[str, Path],
+    more: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:
     """Write a checkpoint; what stood at `path` is replaced only when the new one is complete.
 
@@ -49,6 +57,7 @@ def save_checkpoint(
         tensors: By name.
         state: JSON values; `format` and `digest` are added.
         vocabulary: Table name to <table>.arrow, copied in.
+        more: Further files by name.
 
     Returns:
         The state as written.
@@ -69,6 +78,8 @@ def save_checkpoint(
         (making / "vocabulary").mkdir()
         for name, source in vocabulary.items():
             shutil.copyfile(source, making / "vocabulary" / f"{name}.arrow")
+    for name, content in (more or {}).items():
+        (making / name).write_bytes(content)
     text = json.dumps({"format": CHECKPOINT_FORMAT, **state, "digest": checkpoint_digest(kept)}, indent=1)
     (making / STATE_FILE).write_text(text + "\n", encoding="utf-8")
     files = sorted(file for file in making.rglob("*") if file.is_file())
