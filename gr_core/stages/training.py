@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from gr_core.lake import store
 from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, CheckpointRef
 from gr_core.stages import evaluating
+from gr_core.train import launch
 from gr_core.train.state import read_state, verify
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def run_training(
     Raises:
         TrainingError: The child stopped, or ran too long; its own words, or its exit status.
     """
-    command = [sys.executable, "-m", "gr_core.train", str(run), "--exit-with-stdin"]
+    command = launch.command(run, [str(run), "--exit-with-stdin"])
     said: dict[str, Any] = {}
     log = run.with_name("train.log")
     with (
@@ -176,7 +176,7 @@ def run_training(
         watchdog.start()
         try:
             for line in _json_lines(child.stdout or []):
-                said = line
+                said = said if said.get("event") == "error" else line  # of several ranks' errors the first
                 if line.get("event") == "progress" and progress is not None:
                     progress(line)
             status = child.wait()
@@ -189,7 +189,7 @@ def run_training(
         return
     if said.get("event") == "error":
         raise TrainingError(said["message"], where=said.get("where"))
-    last = log.read_text().strip().rpartition("\n")[2]
+    last = log.read_text().rstrip("\n =").rpartition("\n")[2].strip()  # torchrun ends its own with a rule
     raise TrainingError(f"training ended with status {status}; the last line of its log: {last}", where=str(log))
 
 

@@ -32,6 +32,7 @@ from gr_core.schema import pack_schema
 from gr_core.train.launch import is_launched
 from gr_core.train.layout import DistributedConfig
 from gr_core.train.run import Run
+from gr_core.train.sharding import Links, ShardedTables, gather_all
 
 logger = logging.getLogger(__name__)
 
@@ -163,10 +164,8 @@ class _Group(Ranks):
     """One of several processes, in a (replicate, shard) mesh."""
 
     def __init__(self, config: DistributedConfig, device: torch.device, backend: str) -> None:
-        # both cost a second, which a single process need not spend
+        # imported where it is used: costs a second, which a single process need not spend
         from torch.distributed.device_mesh import init_device_mesh
-
-        from gr_core.train.sharding import Links
 
         super().__init__(device)
         self.config, self.backend = config, backend
@@ -182,8 +181,6 @@ class _Group(Ranks):
         dist.destroy_process_group()
 
     def new_tables(self, specs: Sequence[TableSpec], width: int, **settings: Any) -> Tables:
-        from gr_core.train.sharding import ShardedTables
-
         return ShardedTables(specs, width, self._links, **settings, device=self.device)
 
     def parallel(self, model: nn.Module) -> nn.Module:
@@ -195,8 +192,9 @@ class _Group(Ranks):
         from torch.nn.parallel import DistributedDataParallel
 
         group = dist.group.WORLD
-        wrapped = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)
-        wrapped.register_comm_hook(group, _sum_bucket)
+        wrapped = DistributedDataParallel(model, process_group=group)
+        # torch compares a hook's annotations with its own classes, and ours are strings
+        wrapped.register_comm_hook(group, lambda state, bucket: _sum_bucket(state, bucket))
         return wrapped
 
     def _hsdp(self, model: nn.Module) -> nn.Module:
@@ -226,8 +224,7 @@ class _Group(Ranks):
         bad = math.inf if end.bad_batch is None else float(end.bad_batch)
         own = torch.tensor([0.0, 0.0, end.weight, bad], dtype=torch.float64, device=self.device)
         own[0], own[1] = end.norm.double() ** 2, end.loss
-        found = own.new_empty(self.world, len(own))
-        dist.all_gather_into_tensor(found, own)
+        found = gather_all(own, dist.group.WORLD).view(self.world, -1)
         # every copy has the same gradients, each of its ranks a part of them under hsdp and all of them under ddp
         copies = self.config.replicate
         norm = (found[:, 0].sum() / copies).sqrt().to(end.norm.dtype)

@@ -18,6 +18,11 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def is_first() -> bool:
+    """Tell whether this process speaks for all ranks; a process alone does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def ranks_asked(run: Path) -> int:
     """Return how many ranks a RUN.json asks for; 1 where that cannot be read (reading the run will say what is wrong)."""
     try:

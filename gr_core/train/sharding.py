@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -145,16 +146,11 @@ class ShardedTables(Tables):
     def _of_all_copies(self, rows: Tensor, grad: Tensor) -> list[Part]:
         """Return what each copy has for this shard, in their order; sent padded to the longest."""
         group = self._links.replicate
-        counts = rows.new_empty(group.size())
-        dist.all_gather_into_tensor(counts, rows.new_tensor([len(rows)]), group=group)
-        lengths: list[int] = counts.tolist()
+        lengths: list[int] = gather_all(rows.new_tensor([len(rows)]), group).tolist()
         longest = max(lengths)
-        all_rows = rows.new_empty(group.size() * longest)
-        all_grads = grad.new_empty(group.size() * longest, grad.shape[1])
-        dist.all_gather_into_tensor(all_rows, _padded(rows, longest), group=group)
-        dist.all_gather_into_tensor(all_grads, _padded(grad, longest), group=group)
-        begins = range(0, group.size() * longest, longest) if longest else [0] * group.size()
-        return [(all_rows[b : b + n], all_grads[b : b + n]) for b, n in zip(begins, lengths, strict=True)]
+        all_rows = gather_all(_padded(rows, longest), group).view(-1, longest)
+        all_grads = gather_all(_padded(grad, longest), group).view(-1, longest, grad.shape[1])
+        return [(all_rows[copy, :n], all_grads[copy, :n]) for copy, n in enumerate(lengths)]
 
     def _gathered(self, own: Tensor) -> Tensor:
         """Return all ranks' rows in flat order, [R, *], in the host memory of the copy's first rank; piece by piece."""
@@ -169,6 +165,14 @@ class ShardedTables(Tables):
             for index, part in enumerate(parts or []):
                 whole[begin * self._count + index : (begin + size) * self._count : self._count] = part.cpu()
         return whole[: self.map.num_rows]
+
+
+def gather_all(own: Tensor, group: Any) -> Tensor:
+    """Return what every rank of a group gives, [ranks * first dimension, *], in their order; equal shapes, contiguous."""
+    out = own.new_empty(group.size() * own.shape[0], *own.shape[1:])
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name before torch 2.13
+    gather(out, own, group=group)
+    return out
 
 
 def _padded(values: Tensor, length: int) -> Tensor:
