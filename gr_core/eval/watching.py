@@ -32,6 +32,7 @@ from gr_core.eval import metrics, scores
 from gr_core.eval.scoring import Scorer, warm_up
 from gr_core.train.distributed import device_of
 from gr_core.train.run import Run, read_run
+from gr_core.train.saving import step_checkpoints
 from gr_core.train.state import read_state
 
 logger = logging.getLogger(__name__)
@@ -76,11 +77,6 @@ def read_watch(path: Path) -> Watch:
         num_threads=int(settings.get("num_threads", 1)),
         device=device_of(settings.get("device", "cpu")),
     )
-
-
-def steps_folder(output: Path) -> Path:
-    """Return where a running training leaves its checkpoints: step-<8 digits>, whole ones only (gr_core.train.state)."""
-    return output.with_name(f"{output.name}.steps")
 
 
 def is_finished(run: Run) -> bool:
@@ -144,8 +140,7 @@ class Watcher:
 
     def _newest(self) -> Path | None:
         """Return the newest complete checkpoint of this training that was not looked at yet."""
-        found = sorted(steps_folder(self._watch.run.output).glob("step-*"), reverse=True)
-        return next((path for path in found if self._is_new(path)), None)
+        return next((path for path in reversed(step_checkpoints(self._watch.run.output)) if self._is_new(path)), None)
 
     def _is_new(self, path: Path) -> bool:
         try:

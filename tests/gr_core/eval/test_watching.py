@@ -26,9 +26,9 @@ from gr_core.eval.watching import (
     read_watch,
     results_file,
     scores_folder,
-    steps_folder,
 )
 from gr_core.train import loop
+from gr_core.train.saving import steps_folder
 
 
 @pytest.fixture(autouse=True)
