@@ -161,7 +161,13 @@ class Ranks:
 
 
 class _Group(Ranks):
-    """One of several processes, in a (replicate, shard) mesh."""
+    """One of several processes, in a (replicate, shard) mesh.
+
+    Args:
+        config: The mesh.
+        device: This rank's.
+        backend: What carries the tensors.
+    """
 
     def __init__(self, config: DistributedConfig, device: torch.device, backend: str) -> None:
         # imported where it is used: costs a second, which a single process need not spend
@@ -194,7 +200,7 @@ class _Group(Ranks):
         group = dist.group.WORLD
         wrapped = DistributedDataParallel(model, process_group=group)
         # torch compares a hook's annotations with its own classes, and ours are strings
-        wrapped.register_comm_hook(group, lambda state, bucket: _sum_bucket(state, bucket))
+        wrapped.register_comm_hook(group, lambda state, bucket: _sum_bucket(state, bucket))  # noqa: PLW0108
         return wrapped
 
     def _hsdp(self, model: nn.Module) -> nn.Module:
@@ -334,9 +340,14 @@ def connect(config: DistributedConfig, device: str) -> Ranks:
             f"{dist.get_world_size()}; make the two equal",
             where="train.distributed",
         )
-    ranks = _Group(config, kind, backend)
+    ranks = join(config, kind, backend)
     logger.info("rank %d of %d on %s: %s over %s", ranks.rank, ranks.world, kind, config.strategy, backend)
     return ranks
+
+
+def join(config: DistributedConfig, device: torch.device, backend: str) -> Ranks:
+    """Return the ranks of a process group that is there already, of config.ranks processes."""
+    return _Group(config, device, backend)
 
 
 def blank_batch(features: Sequence[str]) -> Batch:
