@@ -17,9 +17,10 @@ from zoneinfo import ZoneInfo
 
 from rich.console import Console
 
-from flows import erasing
+from flows import attributing, erasing
 from flows.checking import check
 from flows.servers import end_orphaned_servers
+from gr_core import grouping
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.errors import DaybreakError, UsageError
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = _parser().parse_args(words)
         settings = load_config(options.config, options.set)
         home = home_uri(settings.name, options.home)
+        _warn(settings, home)
         value, status = options.run(options, settings, home)
     except DaybreakError as error:
         return _report(error, error.exit_code, where=error.where, as_json="--json" in words)
@@ -64,6 +66,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _report(error, FAILED, where=None, as_json="--json" in words)
     _show(options, value, home)
     return int(status)
+
+
+def _warn(settings: Config, home: str) -> None:
+    """Say what is allowed, but was not thought through, as far as the config alone shows it."""
+    uncompared = grouping.warning(settings, home)
+    if uncompared is not None:
+        sys.stderr.write(f"warning: {uncompared}\n")
 
 
 def _interrupt(_signal: int, _frame: Any) -> NoReturn:
@@ -130,6 +139,12 @@ def _parser() -> Parser:
     back.add_argument("--commit", type=_version, metavar="N", help="or the number of the ingestion")
     back.add_argument("--reason", required=True, help="why, for those who read the status later")
     back.set_defaults(run=erasing.retract)
+
+    where = commands.add_parser(
+        "attribute", parents=[common], allow_abbrev=False, help="where training's time goes, on the newest night's pack"
+    )
+    attributing.add_options(where)
+    where.set_defaults(run=attributing.attribute)
 
     config = commands.add_parser("config", help="the resolved config")
     show = config.add_subparsers(required=True, metavar="ACTION").add_parser(
@@ -280,6 +295,11 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
         from gr_core.report.checked import render_check
 
         Console(width=width).print(render_check(value))
+        return
+    if options.run is attributing.attribute:
+        from gr_core.report.attributed import render_attribution
+
+        Console(width=width).print(render_attribution(value))
         return
     from gr_core.report.status import render_status
 

@@ -18,12 +18,14 @@ from prefect.utilities.annotations import unmapped
 
 from flows.runners import Runner, bucket_runner
 from flows.scheduling import run_name, scheduled_day
+from gr_core import grouping
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import Night, night_key, open_night
 from gr_core.stages import ingesting, judging, outcome, sequencing, tidying
 from tasks.artifacts import publish_night
+from tasks.attribution import publish_training
 from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -103,6 +105,9 @@ def run_night(
         return done
     if done is None:
         ingesting.preflight(settings, home, day)
+        uncompared = grouping.warning(settings, home)
+        if uncompared is not None:
+            logger.warning("%s", uncompared)
     night = open_night(settings, home, day, at_us=now_us(), mode=mode, parent_version=parent, force=force)
     if done is not None:
         return done | {"forced": repeat_stage(night)}
@@ -132,6 +137,7 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
     evaluation = evaluate.submit(night, packs["next_day"], words)
     wait([training, evaluation])
     trained, evaluated = training.result(), evaluation.result()
+    publish_training(night.key, trained)
     version = register(night, ingested, trained, evaluated, words)
     decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
     results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated}

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from gr_core import grouping
 from gr_core.config import Config, FeedConfig
 from gr_core.config_rules import config_difference
 from gr_core.data import checks, expressions, preview
@@ -167,6 +168,10 @@ def _settings(config: Config, home: str, findings: Findings) -> None:
         refuse_clear_ids(config)
     with findings:
         userkey.check(config, home, started=_table(config, home).exists())
+    with findings:
+        uncompared = grouping.warning(config, home)
+        if uncompared is not None:
+            findings.add("warning", "pack.grouping", uncompared)
 
 
 def _table(config: Config, home: str) -> EventTable:

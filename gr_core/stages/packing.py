@@ -61,7 +61,8 @@ def _vocabulary_intact(words: dict[str, Any]) -> bool:
         return False
 
 
-def _pack_intact(pack: dict[str, Any]) -> bool:
+def pack_intact(pack: dict[str, Any]) -> bool:
+    """Tell whether a pack is there and is the one that its PackRef describes."""
     try:
         folder = store.local_copy(pack["uri"])
         index = store.read_json(str(folder / packfile.INDEX_FILE))
@@ -182,7 +183,7 @@ def write_pack(
             digest=fingerprint(index["sha256"]),
         ).to_json()
 
-    return run_stage(night, "pack", identity, work, part=name or role, intact=_pack_intact)
+    return run_stage(night, "pack", identity, work, part=name or role, intact=pack_intact)
 
 
 def _source(buckets: list[dict[str, Any]], encoded: list[dict[str, Any]], role: Role) -> ragged.RaggedSource:

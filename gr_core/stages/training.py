@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, CheckpointRef
 from gr_core.stages import evaluating
 from gr_core.train import launch
+from gr_core.train.advice import with_evaluation
+from gr_core.train.settings import UNDECIDING
 from gr_core.train.state import read_state, verify
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def train(
         "vocabulary": words["version"],
         "parent": night.parent.checkpoint if night.parent else None,
         "model": config.resolved()["model"],
-        "train": config.resolved()["train"],
+        "train": {key: value for key, value in config.resolved()["train"].items() if key not in UNDECIDING},
         "seed": night.seed,
     }
     wanted = stage_fingerprint("train", identity)
@@ -58,7 +60,7 @@ def train(
     folder = night.uri("train", f"checkpoint-{short(wanted)}")
 
     def work() -> dict[str, Any]:
-        place = _workplace(night)
+        place = workplace(night)
         output = store.local_path(folder) if store.is_local(folder) else place / folder.rpartition("/")[2]
         resumes = not store.is_local(folder) and night.force != "train"
         if not (resumes and _is_finished(folder, wanted)):
@@ -67,7 +69,7 @@ def train(
             else:
                 place.mkdir(parents=True, exist_ok=True)
                 run = place / "RUN.json"
-                store.write_json(str(run), _run_file(night, packs, words, output, wanted))
+                store.write_json(str(run), run_file(night, packs, words, output, wanted))
                 with evaluating.beside_training(night, packs, run, output) as evaluator:
                     limit = config.nightly.stage_timeout_seconds
                     run_training(run, evaluator.beside(progress), timeout_seconds=limit)
@@ -81,13 +83,14 @@ def train(
             **ref.to_json(),
             "metrics": state["metrics"],
             "newest_supervised_us": state["newest_supervised_us"],
+            "advice": with_evaluation(state.get("advice", []), 0.0 if not config.evaluation.parallel else None),
             **evaluating.collect(output, folder),
         }
 
     return run_stage(night, "train", identity, work, intact=checkpoint_intact)
 
 
-def _workplace(night: Night) -> Path:
+def workplace(night: Night) -> Path:
     """Return where RUN.json and the child's log lie: the night's folder, or its like in a remote home's local state."""
     folder = night.folder("train")
     if store.is_local(folder):
@@ -115,14 +118,12 @@ def checkpoint_intact(trained: dict[str, Any]) -> bool:
     return bool(state["digest"] == trained["digest"])
 
 
-def _run_file(
-    night: Night, packs: dict[str, Any], words: dict[str, Any], output: Path, identity: str
-) -> dict[str, Any]:
+def run_file(night: Night, packs: dict[str, Any], words: dict[str, Any], output: Path, identity: str) -> dict[str, Any]:
     """Return RUN.json (examples 9): local paths, relative to its own folder."""
     resolved = night.settings.resolved()
     vocabulary = store.local_copy(words["uri"])
     described = store.read_json(str(vocabulary / "vocabulary.json"))["tables"]
-    here = _workplace(night)
+    here = workplace(night)
     roles = ("train", "holdout") if evaluating.is_wanted(night, packs) else ("train",)
 
     def relative(path: Path) -> str:
@@ -152,17 +153,30 @@ def _run_file(
 
 
 def run_training(
-    run: Path, progress: Callable[[dict[str, Any]], None] | None, *, timeout_seconds: float | None = None
-) -> None:
+    run: Path,
+    progress: Callable[[dict[str, Any]], None] | None,
+    *,
+    timeout_seconds: float | None = None,
+    arguments: Sequence[str] = (),
+) -> dict[str, Any]:
     """Run `python -m gr_core.train RUN.json` and wait; the child ends when this process does.
 
     The child's stdin is a pipe that nobody writes to: it closes with this process, also after kill -9, and the child
     takes that as its end (case A9), so that no orphan trains beside the next attempt.
 
+    Args:
+        run: RUN.json.
+        progress: Called with each progress line of the child.
+        timeout_seconds: The child is killed after so long; None: never.
+        arguments: Further arguments of `python -m gr_core.train`.
+
+    Returns:
+        The child's last object: done, or attribution where the arguments ask for it.
+
     Raises:
         TrainingError: The child stopped, or ran too long; its own words, or its exit status.
     """
-    command = launch.command(run, [str(run), "--exit-with-stdin"])
+    command = launch.command(run, [str(run), "--exit-with-stdin", *arguments])
     said: dict[str, Any] = {}
     log = run.with_name("train.log")
     with (
@@ -185,8 +199,8 @@ def run_training(
             raise
         finally:
             watchdog.cancel()
-    if status == 0 and said.get("event") == "done":
-        return
+    if status == 0 and said.get("event") in ("done", "attribution"):
+        return said
     if said.get("event") == "error":
         raise TrainingError(said["message"], where=said.get("where"))
     last = log.read_text().rstrip("\n =").rpartition("\n")[2].strip()  # torchrun ends its own with a rule

@@ -3,6 +3,7 @@
 Stdout: one JSON object a line (progress, then done or error). Stderr: logs. Exit: 0 done, 1 failed, 2 bad input. Where
 `train.distributed` asks for several ranks it becomes torchrun on this machine, whose exit is 1 for bad input too; over
 several machines start it under torchrun.
+`--attribute N` measures N steps instead and saves nothing: one object, event attribution. `--trace FILE` records two steps.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gr_core.errors import DaybreakError
 from gr_core.train import launch
+
+if TYPE_CHECKING:
+    from gr_core.train.run import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gr_core.train", description="Train one night from packs.")
     parser.add_argument("run", type=Path, help="RUN.json: packs, vocabulary, parent, output, config")
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin closes: with the parent process")
+    parser.add_argument("--attribute", type=int, metavar="N", help="measure N steps, save nothing")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="record two steps for chrome://tracing")
     options = parser.parse_args(arguments)
+    if options.attribute is not None and options.attribute < 1:
+        parser.error(f"--attribute takes a number of steps from 1 on, got {options.attribute}")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if launch.ranks_asked(options.run) > 1 and not launch.is_launched():
         torchrun = launch.command(options.run, given)
@@ -43,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         run = read_run(options.run)
-        state = train(run, _say)
+        if options.attribute is not None:
+            return _attribute(run, options)
+        state = train(run, _say, trace=options.trace)
     except DaybreakError as error:
         logging.getLogger(__name__).error("%s", error.message)
         _say({"event": "error", "type": type(error).__name__, "message": error.message, "where": error.where})
@@ -54,6 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if state:  # ranks but the first have none
         _say({"event": "done", "checkpoint": str(run.output), "digest": state["digest"], "step": state["step"]})
+    return 0
+
+
+def _attribute(run: Run, options: argparse.Namespace) -> int:
+    from gr_core.train.measuring import attribute
+
+    found = attribute(run, options.attribute, options.trace)
+    if found:
+        _say({"event": "attribution", **found})
     return 0
 
 

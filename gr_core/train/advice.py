@@ -6,7 +6,7 @@ it does not, it is the figure that LinkedIn saw for the same change ("Faster tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,6 @@ class _Seen:
     train: Mapping[str, Any]
     pack: Mapping[str, Any]
     nodes: int
-    evaluation_fraction: float | None
 
     def share(self, part: str) -> float:
         """Return a part's share of a step."""
@@ -65,11 +64,7 @@ class _Seen:
 
 
 def advise(
-    perf: Mapping[str, float],
-    config: Mapping[str, Mapping[str, Any]],
-    *,
-    nodes: int = 1,
-    evaluation_fraction: float | None = None,
+    perf: Mapping[str, float], config: Mapping[str, Mapping[str, Any]], *, nodes: int = 1
 ) -> list[dict[str, Any]]:
     """Return advice, the largest expected saving first.
 
@@ -77,12 +72,30 @@ def advise(
         perf: `Attribution.metrics`.
         config: `train` and `pack` of the resolved config.
         nodes: Machines that train together.
-        evaluation_fraction: Share of a night's training and evaluation that the new checkpoint's evaluation takes where
-            it stands after training; None: it runs beside it, or is not known.
     """
-    seen = _Seen(perf, config.get("train", {}), config.get("pack", {}), nodes, evaluation_fraction)
-    found = [advice for rule in _RULES for advice in rule(seen)]
-    return [one.to_json() for one in sorted(found, key=lambda one: -one.expected_saving_fraction)]
+    seen = _Seen(perf, config.get("train", {}), config.get("pack", {}), nodes)
+    return _ranked(advice.to_json() for rule in _RULES for advice in rule(seen))
+
+
+def with_evaluation(advice: Sequence[dict[str, Any]], fraction: float | None) -> list[dict[str, Any]]:
+    """Add what evaluation off the path would save, in its place.
+
+    Args:
+        advice: As `advise` returned it; training does not know what comes after it.
+        fraction: Share of a night's training and evaluation that the new checkpoint's evaluation takes after training; 0:
+            it stands there, but its share is not known; None: it runs beside training.
+    """
+    if fraction is None:
+        return list(advice)
+    told = Advice(
+        "evaluate off the path: set evaluation.parallel = true and train.save_every_steps",
+        fraction or _EVALUATION_SAVES,
+    )
+    return _ranked([*advice, told.to_json()])
+
+
+def _ranked(advice: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(advice, key=lambda one: -float(one["expected_saving_fraction"]))
 
 
 def nodes_of(run: Run, device: torch.device) -> int:
@@ -141,12 +154,6 @@ def _loader(seen: _Seen) -> Iterator[Advice]:
         )
 
 
-def _evaluation(seen: _Seen) -> Iterator[Advice]:
-    if seen.evaluation_fraction is not None:
-        saved = seen.evaluation_fraction or _EVALUATION_SAVES
-        yield Advice("evaluate off the path: set evaluation.parallel = true and train.save_every_steps", saved)
-
-
 def _links(seen: _Seen) -> Iterator[Advice]:
     strategy = (seen.train.get("distributed") or {}).get("strategy", "none")
     if seen.nodes > 1 and strategy != "hsdp":
@@ -176,7 +183,6 @@ _RULES: tuple[Callable[[_Seen], Iterator[Advice]], ...] = (
     _optimizer,
     _lookup,
     _loader,
-    _evaluation,
     _links,
     _graphs,
     _attention,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gr_core.train.advice import advise
+from gr_core.train.advice import advise, with_evaluation
 
 SPLIT = {
     "perf/seconds/forward": 3.0,
@@ -43,13 +43,11 @@ def test_naive_metrics_above_1_percent_are_fused():
 
 
 def test_switches_left_off_are_named():
-    """The fused optimizer always; one lookup for all tables; waits for data; evaluation in line; nodes without HSDP."""
+    """The fused optimizer always; one lookup for all tables; waits for data; nodes without HSDP."""
     assert advice({}, {"fused_optimizer": False})["set train.fused_optimizer"] == pytest.approx(0.05)
     assert advice({}, {"fused_lookup": False})["set train.fused_lookup"] == 0.1
     waits = advice({"perf/seconds/data_wait": 10.0})
     assert max(waits.values()) == pytest.approx(10 / 19.995, abs=1e-3)
-    assert advice(evaluation_fraction=0.3)["evaluate off the path"] == 0.3
-    assert advice(evaluation_fraction=0.0)["evaluate off the path"] == 0.16
     assert "across nodes set train.distributed.strategy" in advice(nodes=2)
     assert "across nodes set train.distributed.strategy" not in advice(
         {}, {"distributed": {"strategy": "hsdp"}}, nodes=2
@@ -67,3 +65,15 @@ def test_the_largest_saving_stands_first():
     assert savings == sorted(savings, reverse=True)
     assert found[0]["action"].startswith("fuse the metrics")
     assert len(found) == 4
+
+
+def test_evaluation_in_line_is_advised_against():
+    """Its own share is what it would save, else what LinkedIn saw; beside training there is nothing to say."""
+    found = advise(SPLIT | {"perf/seconds/data_wait": 2.0}, {})
+
+    assert with_evaluation(found, None) == found
+    assert [one["expected_saving_fraction"] for one in with_evaluation(found, 0.3)][0] == 0.3
+    seen, unknown = with_evaluation(found, 0.0)[:2]
+    assert seen == found[0]
+    assert unknown["action"].startswith("evaluate off the path")
+    assert unknown["expected_saving_fraction"] == 0.16

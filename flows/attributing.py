@@ -1,0 +1,34 @@
+"""The `attribute` command: where training's time goes, on the newest finished night's pack. Prefect is not needed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from gr_core.config import Config
+from gr_core.lake.lock import running_night
+
+
+def attribute(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+    """Measure steps; returns the object of example 7."""
+    from gr_core.stages import attributing
+
+    if running_night(home) is not None:
+        sys.stderr.write("a night is running in this home: what is measured beside it is slower than alone\n")
+    value = attributing.attribute(
+        settings,
+        home,
+        steps=options.steps if options.steps is not None else attributing.STEPS,
+        baseline=options.baseline,
+        trace=options.trace,
+    )
+    return value, 0
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the command's own options."""
+    command.add_argument("--steps", type=int, metavar="N", help="steps to measure (default: 20)")
+    command.add_argument("--baseline", action="store_true", help="measure the naive settings beside it")
+    command.add_argument("--trace", type=Path, metavar="FILE", help="record two steps for chrome://tracing")
