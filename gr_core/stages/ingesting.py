@@ -7,9 +7,8 @@ from datetime import date as Date
 from datetime import timedelta
 from typing import Any
 
-from gr_core.config import Config, FeedConfig
+from gr_core.config import AttentionConfig, Config, FeedConfig
 from gr_core.data import actions, checks, contract, due
-from gr_core.errors import ConfigError
 from gr_core.lake import source, store, tombstones, userkey
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable
@@ -112,17 +111,27 @@ def restated(
 
 def check_supported(config: Config) -> None:
     """Refuse settings that this release cannot honour, before anything is written."""
-    if config.attention.require == "fa3":
-        raise ConfigError(
-            "attention.require = 'fa3': no FlashAttention 3 path runs on this machine, attention is length-bucketed SDPA; "
-            "set attention.require = 'none'",
-            where="attention.require",
-        )
-    if config.pack.tokens != "targets":
-        raise ConfigError(
-            f"pack.tokens = {config.pack.tokens!r} cannot be trained by this release; set pack.tokens = 'targets'",
-            where="pack.tokens",
-        )
+    if config.attention != AttentionConfig():
+        check_attention(config)
+
+
+def check_attention(config: Config) -> None:
+    """Refuse an attention path that cannot run on this machine, where training will run too."""
+    import torch  # which a config of defaults need not wait for
+
+    from gr_core.model.attention import Circumstances, choose_attention
+
+    choose_attention(
+        config.attention,
+        Circumstances(
+            model=config.model,
+            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            pack_layout=config.pack.layout,
+            time_window=config.pack.time_window_seconds is not None,
+            token_budget=config.pack.token_budget,
+            half_precision=getattr(config.train, "precision", "fp32") == "bf16",
+        ),
+    )
 
 
 def ingest(night: Night) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def train(
         "parent": night.parent.checkpoint if night.parent else None,
         "model": config.resolved()["model"],
         "train": {key: value for key, value in config.resolved()["train"].items() if key not in UNDECIDING},
+        **({"attention": config.attention.path} if config.attention.path != "auto" else {}),
         "seed": night.seed,
     }
     wanted = stage_fingerprint("train", identity)
@@ -144,7 +145,7 @@ def run_file(night: Night, packs: dict[str, Any], words: dict[str, Any], output:
         "vocabulary_version": words["version"],
         "parent": relative(store.local_copy(night.parent.checkpoint)) if night.parent else None,
         "output": relative(output),
-        "config": {name: resolved[name] for name in ("model", "train", "pack", "sequences")},
+        "config": {name: resolved[name] for name in ("model", "attention", "train", "pack", "sequences")},
         "fingerprint": identity,
         "seed": night.seed,
         "device": "auto",

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gr_core.data.batches import PackReader
 from gr_core.data.prefetch import Prefetched
-from gr_core.model.attention import bucketed_planner
 from gr_core.model.inputs import InputBuilder, Inputs
 from gr_core.model.losses import batch_loss, token_losses
 from gr_core.model.recommender import new_recommender
 from gr_core.train.advice import advise, nodes_of
+from gr_core.train.attention import attention_of
 from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.belonging import check_pack, check_parent
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
@@ -127,18 +127,14 @@ class Night:
         self.tables = self.ranks.new_tables(
             tables, run.model.width, initial_accumulator=run.train.initial_accumulator, seed=run.seed
         )
+        self.attention = attention_of(run, index, self.device)
         self.builder = InputBuilder(
             run.model,
             len(self.actions),
             index["supervised"],
             self.tables.map,
             weighting=weighting_of(run, index),
-            planner=bucketed_planner(index["layout"]),
-        )
-        logger.info(
-            "attention path: length-bucketed SDPA over segments on %s%s",
-            self.device,
-            ", one bucket a batch (pack.layout = padded)" if index["layout"] == "padded" else "",
+            planner=self.attention.planner,
         )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)
@@ -381,6 +377,7 @@ class Night:
             "parent_digest": self.parent_state["digest"] if self.parent_state else None,
             "seed": run.seed,
             "ranks": self.ranks.describe(),
+            "attention": self.attention.kernel,
             "config": dict(run.config),
             "actions": self.actions,
             "supervised": self.supervised,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,12 +12,12 @@ from gr_core.data.batches import read_index
 from gr_core.errors import ConfigError, UsageError
 from gr_core.hashing import file_sha256, fingerprint
 from gr_core.model.embeddings import TableSpec, read_tables
-from gr_core.model.settings import ModelConfig
+from gr_core.model.settings import AttentionConfig, ModelConfig
 from gr_core.train.layout import DistributedConfig
 from gr_core.train.settings import TrainConfig
 from gr_core.train.state import read_state
 
-S = TypeVar("S", ModelConfig, TrainConfig)
+S = TypeVar("S", ModelConfig, AttentionConfig, TrainConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Run:
     seed: int
     device: str
     resume: bool
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
 
 
 def read_run(path: Path) -> Run:
@@ -61,6 +62,7 @@ def read_run(path: Path) -> Run:
         vocabulary, config = values["vocabulary"], values["config"]
         model = settings_of(ModelConfig, config["model"], "model")
         train = settings_of(TrainConfig, config["train"], "train")
+        attention = settings_of(AttentionConfig, config.get("attention", {}), "attention")
         run = Run(
             pack=root / values["packs"]["train"],
             tables=read_tables(vocabulary, root),
@@ -70,11 +72,12 @@ def read_run(path: Path) -> Run:
             output=root / values["output"],
             model=model,
             train=train,
-            config={**config, "model": asdict(model), "train": asdict(train)},
+            config={**config, "model": asdict(model), "train": asdict(train), "attention": asdict(attention)},
             fingerprint=values.get("fingerprint", ""),
             seed=int(values.get("seed", 0)),
             device=values.get("device", "auto"),
             resume=bool(values.get("resume", True)),
+            attention=attention,
         )
     except KeyError as error:
         raise UsageError(
