@@ -105,7 +105,8 @@ class PackConfig(Section):
     """How segments become batches."""
 
     tokens: Literal["targets", "interleaved"] = "targets"
-    """targets: history and target tokens; interleaved: item, action, item, action."""
+    """targets: history and target tokens; interleaved: item, action, item, action, from the same history: up to twice the
+    tokens (sequences.max_history counts events and late actions either way)."""
     layout: Literal["packed", "padded"] = "packed"
     """packed: segments end to end; padded: every segment to the longest of its batch."""
     grouping: Literal["none", "sorted", "bucketed"] = "none"
@@ -216,10 +217,12 @@ class Config(Section):
                 raise ValueError(
                     f"{where} must name supervised actions {supervised}, got {sorted(names - set(supervised))}"
                 )
-        need = self.sequences.max_history + 1
+        times = 2 if self.pack.tokens == "interleaved" else 1
+        need = times * self.sequences.max_history + 1
         if self.pack.token_budget < need:
             raise ValueError(
-                f"pack.token_budget must be at least sequences.max_history + 1 = {need}, got {self.pack.token_budget}"
+                f"pack.token_budget must be at least {'2 * ' if times > 1 else ''}sequences.max_history + 1 = {need}, got "
+                f"{self.pack.token_budget}"
             )
         return self
 

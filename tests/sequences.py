@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gr_core.data.interleaved import InterleavedSource
 from gr_core.data.ragged import FIRST_CODE, RaggedSource
 from gr_core.data.sequences import SequenceRules, Sequences, build_sequences
 from gr_core.data.vocabulary import Vocabulary, dictionary, merge_counts, rows_of
@@ -76,7 +77,7 @@ class Decoded:
 def decoded(built: Sequences, role: int = 1) -> Decoded:
     """Write out the tokens of a role, given by its bit."""
     codes = {name: np.arange(FIRST_CODE + len(ids), dtype=np.int32) for name, ids in built.ids.items()}
-    source = RaggedSource([built.ragged], [codes], role)
+    source = _source([built], [codes], role)
     columns, events = source.take(np.arange(len(source.lengths)))
     texts = {
         name: pl.Series([None] * FIRST_CODE + ids["id"].to_list(), dtype=pl.String).gather(columns.pop(name))
@@ -99,7 +100,13 @@ def decoded(built: Sequences, role: int = 1) -> Decoded:
 def source_of(parts: Sequence[Sequences], words: Vocabulary, role: int = 1) -> RaggedSource:
     """Encode the sequences of buckets, as the stages do."""
     tables = [{name: rows_of(ids, words.tables[name]) for name, ids in part.ids.items()} for part in parts]
-    return RaggedSource([part.ragged for part in parts], tables, role)
+    return _source(parts, tables, role)
+
+
+def _source(parts: Sequence[Sequences], tables: list[dict[str, Any]], role: int) -> RaggedSource:
+    """Map sequences in the layout that they were built for."""
+    ragged, places = [part.ragged for part in parts], [part.places for part in parts if part.places is not None]
+    return InterleavedSource(ragged, places, tables, role) if places else RaggedSource(ragged, tables, role)
 
 
 def count_ids(events: pl.DataFrame, features: Sequence[str], rules: Mapping[str, Any]) -> dict[str, pl.DataFrame]:

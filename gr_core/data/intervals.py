@@ -31,6 +31,8 @@ class Limits:
     """Most tokens of a segment; at least max_history + 1."""
     time_window_us: int | None = None
     """W: no token sees a key that became visible earlier than this before its own time; None: no window."""
+    entry_tokens: int = 1
+    """Most tokens that a history token of the limits above becomes in a pack (gr_core.data.interleaved: 2)."""
 
     def __post_init__(self) -> None:
         """Check that one target with its history fits."""
@@ -38,10 +40,10 @@ class Limits:
             raise ValueError(
                 f"max_history and max_targets must be at least 1, got {self.max_history} and {self.max_targets}"
             )
-        if self.token_budget < self.max_history + 1:
-            raise ValueError(
-                f"token_budget must be at least max_history + 1 = {self.max_history + 1}, got {self.token_budget}"
-            )
+        need = self.entry_tokens * self.max_history + 1
+        if self.token_budget < need:
+            times = f"{self.entry_tokens} * " if self.entry_tokens > 1 else ""
+            raise ValueError(f"token_budget must be at least {times}max_history + 1 = {need}, got {self.token_budget}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,13 +235,14 @@ def _segment_starts(lo: Longs, hi: Longs, target_starts: Longs, limits: Limits) 
 def _next_start(at: Longs, ends: Longs, lo: Longs, hi: Longs, limits: Limits) -> Longs:
     """Return where the segments that begin at targets `at` end, at most at the run's end, [Q]."""
     after = np.minimum(at + limits.max_targets, ends)
-    # Tokens of targets f..l: (hi[l] - lo[f]) + (l - f + 1), so hi[l] + l decides, and it rises with l.
-    most = lo[at] + at + (limits.token_budget - 1)
-    over = np.flatnonzero(hi[after - 1] + after - 1 > most)
+    # Tokens of targets f..l: k (hi[l] - lo[f]) + (l - f + 1), so k hi[l] + l decides, and it rises with l.
+    k = limits.entry_tokens
+    most = k * lo[at] + at + (limits.token_budget - 1)
+    over = np.flatnonzero(k * hi[after - 1] + after - 1 > most)
     low, high = at[over] + 1, after[over] - 1
     for _ in range(int((high - low).max(initial=0)).bit_length()):
         middle = (low + high) >> 1
-        fits = (hi[middle] + middle <= most[over]) & (low < high)
+        fits = (k * hi[middle] + middle <= most[over]) & (low < high)
         low = np.where(fits, middle + 1, low)
         high = np.where(fits, high, middle)
     after[over] = low

@@ -140,7 +140,7 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
         The index, as written to index.json.
 
     Raises:
-        ConfigError: A segment is longer than the token budget, or `tokens` is not "targets".
+        ConfigError: A segment is longer than the token budget.
         ValueError: Columns, lengths, users or event_ids do not fit each other.
     """
     if isinstance(segments, Segments):
@@ -162,7 +162,7 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
 
     out.mkdir(parents=True, exist_ok=True)
     (out / INDEX_FILE).unlink(missing_ok=True)
-    tally = _Tally(len(order))
+    tally = _Tally(len(order), causal=meta.tokens == "interleaved")
     with _Writer(out, meta.features) as writer:
         for first, last in _chunks(starts[batch_segments]):
             bounds = batch_segments[first : last + 1]
@@ -183,6 +183,7 @@ def write_pack(out: Path, segments: Source, meta: PackMeta) -> dict[str, Any]:
         "batch_segments": batch_segments.tolist(),
         "batch_tokens": np.diff(starts[batch_segments]).tolist(),
         "batch_weights": tally.weights(batch_segments),
+        **({"segment_causal": tally.causal.tolist()} if tally.causal is not None else {}),
         **_described(meta),
         "sha256": {name: file_sha256(out / name) for name in (PACK_FILE, TARGETS_FILE)},
     }
@@ -225,8 +226,10 @@ class _Supervised:
 class _Tally:
     """Sums over the segments of a pack, filled chunk by chunk: the loss denominators and counts."""
 
-    def __init__(self, num_segments: int) -> None:
+    def __init__(self, num_segments: int, *, causal: bool) -> None:
         self.num_targets = self.num_supervised = self.num_replayed = 0
+        self.causal = np.zeros(num_segments, np.bool_) if causal else None
+        """Whether each token of a segment sees exactly what stands before it, so that plain causal attention is the same."""
         self._tokens = np.zeros(num_segments, np.float64)
         self._weight = np.zeros(num_segments, np.float64)
 
@@ -238,8 +241,11 @@ class _Tally:
         flags = columns["supervise"].take(token)
         columns["supervise"] = np.zeros(len(columns["supervise"]), np.uint8)
         columns["supervise"][token] = flags
-        owner = np.repeat(np.arange(len(lengths)), lengths).take(token)
         place = slice(first_segment, first_segment + len(lengths))
+        if self.causal is not None:
+            plain = (columns["lo"] == 0) & (columns["hi"] == columns["position"])
+            self.causal[place] = np.logical_and.reduceat(plain, np.cumsum(lengths) - lengths)
+        owner = np.repeat(np.arange(len(lengths)), lengths).take(token)
         self._tokens[place] = np.bincount(owner, minlength=len(lengths))
         weights = columns["weight"].take(token).astype(np.float64)
         self._weight[place] = np.bincount(owner, weights=weights, minlength=len(lengths))
@@ -344,11 +350,6 @@ def _bound(bound: Bound | None) -> dict[str, Any] | None:
 
 
 def _check_meta(lengths: Longs, meta: PackMeta) -> None:
-    if meta.tokens != "targets":
-        raise ConfigError(
-            f'pack.tokens must be "targets" in this release, got {meta.tokens!r}; set pack.tokens = "targets"',
-            where="pack.tokens",
-        )
     longest = int(lengths.max(initial=0))
     if longest > meta.token_budget:
         raise ConfigError(

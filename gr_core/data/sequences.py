@@ -19,10 +19,10 @@ import polars as pl
 import pyarrow as pa
 
 from gr_core.data import ragged, vocabulary
+from gr_core.data.interleaved import ENTRY_TOKENS, Places
 from gr_core.data.intervals import Cut, Limits, Longs, cut, starts_of
 from gr_core.data.ragged import Ragged
 from gr_core.data.timeline import Timeline, in_order, timeline
-from gr_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class SequenceRules:
             max_age_us=self.max_age_us,
             token_budget=self.token_budget,
             time_window_us=self.time_window_us,
+            entry_tokens=ENTRY_TOKENS if self.tokens == "interleaved" else 1,
         )
 
 
@@ -79,6 +80,8 @@ class Sequences:
     """Rows and segments; bit k of a segment's roles is the k-th role that was asked for."""
     ids: dict[str, pl.DataFrame]
     """Feature -> vocabulary.COUNTS of each code from ragged.FIRST_CODE on: id, type, and in how many counted rows."""
+    places: Places | None = None
+    """What interleaving needs besides; None: pack.tokens = targets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,14 +119,8 @@ def build_sequences(
         The sequences. Every row with a mask is exactly one target of that role, with label_known = its mask.
 
     Raises:
-        ConfigError: pack.tokens is not "targets".
         ValueError: The length of a mask, or of `counted`, is not that of `events`.
     """
-    if rules.tokens != "targets":
-        raise ConfigError(
-            f'pack.tokens must be "targets" in this release, got {rules.tokens!r}; set pack.tokens = "targets"',
-            where="pack.tokens",
-        )
     columns = {f"_{number}": mask.cast(pl.Int32).fill_null(0) for number, mask in enumerate(masks.values())}
     columns["_counted"] = pl.repeat(value=False, n=len(events), eager=True) if counted is None else counted
     for values in columns.values():
@@ -137,8 +134,14 @@ def build_sequences(
     line = timeline(rows, user, active, rules.action_names)
     passes = _passes(user, len(users), bits)
     cuts = [_cut(line, part, rules.limits) for part in passes]
-    line, cuts = _seen(line, cuts)
     targets = np.concatenate([np.zeros(0, np.int64), *(part.target for part in passes)])
+    places = None
+    if rules.tokens == "interleaved":
+        visible = rows["visible_at"].dt.timestamp("us").to_numpy()
+        line, cuts = _seen(line, cuts, _own(line, visible)[targets])
+        places = _places(line, visible, targets, rules.time_window_us)
+    else:
+        line, cuts = _seen(line, cuts, targets[:0])
     codes, ids = _codes(rows, np.append(line.event, targets), rules)
 
     num_history, actions = len(line.event), rows["actions"].to_numpy()
@@ -159,7 +162,7 @@ def build_sequences(
         weight=_weights(rows[rules.event_weight], targets) if rules.event_weight else None,
         **{name: segments[name].astype(kind, copy=False) for name, kind in ragged.SEGMENT_TYPES.items()},
     )
-    return Sequences(ragged=made_rows, ids=ids)
+    return Sequences(ragged=made_rows, places=places, ids=ids)
 
 
 def _arrow(texts: pl.Series, places: Longs) -> Any:
@@ -182,12 +185,35 @@ def _weights(values: pl.Series, places: Longs) -> npt.NDArray[np.float32]:
     return found.set(~usable, 1.0).to_numpy()
 
 
-def _seen(line: Timeline, cuts: Sequence[Cut]) -> tuple[Timeline, list[Cut]]:
-    """Leave out the history that no segment shows."""
+def _own(line: Timeline, visible: Longs) -> Longs:
+    """Return the history row of each event itself (not of a later action), [E]; -1 where its user has no history."""
+    own = np.full(len(visible), -1, np.int64)
+    itself = np.flatnonzero(line.time == visible[line.event])
+    own[line.event[itself]] = itself
+    return own
+
+
+def _places(line: Timeline, visible: Longs, targets: Longs, window_us: int | None) -> Places:
+    shown = line.shown[line.event]
+    first = line.starts[:-1][line.user]
+    if window_us is not None:
+        first = np.maximum(first, line.before(line.user, shown - window_us))
+    return Places(
+        shown=shown,
+        late=(line.time > visible[line.event]).astype(np.uint8),
+        first=first,
+        seen=line.before(line.user, shown),
+        own=_own(line, visible)[targets],
+    )
+
+
+def _seen(line: Timeline, cuts: Sequence[Cut], also: Longs) -> tuple[Timeline, list[Cut]]:
+    """Leave out the history that no segment shows, but for some rows."""
     size = len(line.event) + 1
     opened = sum(np.bincount(made.begin, minlength=size) for made in cuts)
     closed = sum(np.bincount(made.begin + made.num_history, minlength=size) for made in cuts)
     kept = np.cumsum(opened - closed)[:-1] > 0
+    kept[also] = True
     if kept.all():
         return line, list(cuts)
     place = np.append(0, np.cumsum(kept))
@@ -304,6 +330,8 @@ def _segments(passes: Sequence[_Pass], cuts: Sequence[Cut], num_history: int) ->
 def save(sequences: Sequences, folder: Path) -> None:
     """Write a bucket's sequences and dictionaries into an empty folder; equal sequences give equal bytes."""
     ragged.write(sequences.ragged, folder)
+    if sequences.places is not None:
+        sequences.places.write(folder)
     for name, ids in sequences.ids.items():
         # A type that is null has no text: what lies under a null is not the same in every run.
         known = ids["type"].is_not_null().cast(pl.UInt8)

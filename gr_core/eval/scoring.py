@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from gr_core.data.batches import PackReader
-from gr_core.errors import ConfigError, FormatError
+from gr_core.errors import FormatError
 from gr_core.model.attention import bucketed_planner
 from gr_core.model.embeddings import RowMap, TableSpec, read_fallbacks
 from gr_core.model.inputs import InputBuilder
@@ -126,11 +126,6 @@ class Scorer:
 
     def _check(self, reader: PackReader) -> None:
         index = reader.index
-        if index["tokens"] != "targets":
-            raise ConfigError(
-                f"pack.tokens must be targets, got {index['tokens']!r}; this release scores no other layout",
-                where="pack.tokens",
-            )
         same = index["actions"] == self.actions and index["supervised"] == self.state["supervised_mask"]
         if not same or set(index["features"]) != set(self.config.features):
             raise FormatError(
@@ -150,8 +145,10 @@ def _with_vocabulary(spec: TableSpec, described: dict[str, Any], vocabulary: Pat
 
 def _builder(config: ModelConfig, index: dict[str, Any], rows: RowMap) -> InputBuilder:
     """Return what turns the batches of a pack with this index into inputs."""
-    planner = bucketed_planner(index["layout"])
-    return InputBuilder(config, len(index["actions"]), index["supervised"], rows, planner=planner)
+    planner, interleaved = bucketed_planner(index["layout"]), index["tokens"] == "interleaved"
+    return InputBuilder(
+        config, len(index["actions"]), index["supervised"], rows, planner=planner, interleaved=interleaved
+    )
 
 
 @torch.inference_mode()
@@ -191,6 +188,5 @@ def score_pack(checkpoint: Path, pack: Path, *, vocabulary: Path | None = None, 
 
     Raises:
         FormatError: Checkpoint, pack or vocabulary of another format, or of other features or actions.
-        ConfigError: A pack layout that this release cannot score.
     """
     return Scorer(checkpoint, num_threads=num_threads).score(pack, vocabulary=vocabulary)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from gr_core.data.batches import Batch
+from gr_core.data.interleaved import ENTRY_TOKENS
 from gr_core.model.attention import AttentionPlan, Layout, Planner, plan_bucketed
 from gr_core.model.attention.plan import Longs, list_tensors, map_tensors
 from gr_core.model.embeddings import RowMap
 from gr_core.model.settings import ModelConfig
 from gr_core.model.weighting import Weighting
-from gr_core.schema import FIRST_FALLBACK_ROW, REPLAYED
+from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW, REPLAYED
 from kernels.embedding import merge_ids
 
 Array = npt.NDArray[Any]
@@ -43,7 +44,7 @@ class Inputs:
     context_places: Tensor
     """[N, C] int64."""
     states: Tensor
-    """Per action set / unset / unknown, and a last column that marks targets, [T, 3 A + 1] fp32."""
+    """Per action set / unset / unknown, and a last column that marks targets (interleaved: item tokens), [T, 3 A + 1] fp32."""
     gaps: Tensor
     """Log-bucketed time since the previous history token (targets: the newest history seen), [T] int64."""
     positions: Tensor
@@ -104,6 +105,7 @@ class InputBuilder:
         row_map: From the pack's rows to flat rows.
         weighting: How much each target counts in the loss.
         planner: Lays batches out for the attention path (`attention.choose_attention`); None: bucketed.
+        interleaved: Batches are item, action, item, action: every item token is read as a target is.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class InputBuilder:
         *,
         weighting: Weighting | None = None,
         planner: Planner | None = None,
+        interleaved: bool = False,
     ) -> None:
         self.config = config
         self.num_actions = num_actions
@@ -122,6 +125,7 @@ class InputBuilder:
         self.row_map = row_map
         self.weighting = weighting or Weighting()
         self.planner: Planner = planner or plan_bucketed
+        self.interleaved = interleaved
 
     def build(self, batch: Batch, rng: np.random.Generator | None = None) -> Inputs:
         """Compute a batch's inputs.
@@ -136,25 +140,28 @@ class InputBuilder:
         targets = np.flatnonzero(batch.supervise.numpy())
         lo, hi = batch.lo.numpy().astype(np.int64), batch.hi.numpy().astype(np.int64)
         actions, known = batch.actions.numpy(), batch.known.numpy()
-        is_target = batch.supervise.numpy() != 0
+        asks = self._asks(batch)
+        position = self._positions(batch, asks, hi)
         items = self._flat(batch, self.config.item_features, rng, None)
         context = self._flat(batch, self.config.context_features, rng, targets)
         flat = np.concatenate([items.ravel(), context.ravel()])
         rows, places = merge_ids(torch.from_numpy(flat), self.row_map.num_rows)
         time = batch.time.numpy()
         shown = time[targets]
-        layout = self._layout(batch, lo, hi, targets)
+        layout = self._layout(batch, lo, hi, targets, position)
         return Inputs(
             rows=rows,
             item_places=places[: items.size].view(items.shape),
             context_places=places[items.size :].view(context.shape),
-            states=torch.from_numpy(self._states(actions, known, is_target)),
-            gaps=torch.from_numpy(_gaps(batch.time.numpy(), batch.segment_starts, hi, lo, targets)),
-            positions=batch.position,
+            states=torch.from_numpy(self._states(actions, known, asks)),
+            gaps=torch.from_numpy(_gaps(time, batch.segment_starts, hi, lo, np.flatnonzero(asks))),
+            positions=torch.from_numpy(position),
             times=torch.from_numpy(time - time[layout.first_of]) if self.config.time == "rope" else None,
             hours=torch.from_numpy(shown // _HOUR_US % 24),
             weekdays=torch.from_numpy(shown // (24 * _HOUR_US) % 7),
-            counts=torch.from_numpy(self._counts(items, actions, known, lo, hi, targets)),
+            counts=torch.from_numpy(
+                self._counts(self._acted(items, asks, batch.segment_starts), actions, known, lo, hi, targets)
+            ),
             targets=torch.from_numpy(targets),
             labels=torch.from_numpy(_bits(batch.labels.numpy()[targets], self.bits)),
             known=torch.from_numpy(_bits(batch.label_known.numpy()[targets], self.bits)),
@@ -163,7 +170,38 @@ class InputBuilder:
             plan=self.planner(layout),
         )
 
-    def _layout(self, batch: Batch, lo: Longs, hi: Longs, targets: Longs) -> Layout:
+    def _asks(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Return which tokens show an item without its actions: targets, or all item tokens, [T]."""
+        if self.interleaved:
+            return np.asarray(batch.rows["item_id"].numpy() != PAD_ROW)
+        return np.asarray(batch.supervise.numpy() != 0)
+
+    def _positions(self, batch: Batch, asks: Array, hi: Longs) -> npt.NDArray[np.int32]:
+        """Return the places by which tokens are told apart in attention, [T].
+
+        An interleaved item token stands where the history that it sees ends, as a target does: how many tokens lie between
+        the two depends on events shown later, where visibility delays differ.
+        """
+        position = batch.position.numpy()
+        if not self.interleaved:
+            return position
+        starts = np.repeat(batch.segment_starts[:-1], np.diff(batch.segment_starts))
+        return np.where(asks, hi - starts, position).astype(np.int32)
+
+    def _acted(self, items: Array, asks: Array, segment_starts: Longs) -> Array:
+        """Return the rows that tokens' actions belong to: an interleaved action token's are those of the item before it.
+
+        A late action does not follow its item and belongs to none.
+        """
+        if not self.interleaved:
+            return items
+        own = np.flatnonzero(~asks[1:] & asks[:-1]) + 1
+        own = own[~np.isin(own, segment_starts)]
+        acted = items.copy()
+        acted[own] = items[own - 1]
+        return acted
+
+    def _layout(self, batch: Batch, lo: Longs, hi: Longs, targets: Longs, position: npt.NDArray[np.int32]) -> Layout:
         half_life_days = self.config.time_half_life_days
         return Layout(
             segment_starts=batch.segment_starts,
@@ -171,7 +209,7 @@ class InputBuilder:
             hi=hi,
             targets=targets,
             time=batch.time.numpy(),
-            position=batch.position.numpy().astype(np.int64),
+            position=position.astype(np.int64),
             half_life_us=half_life_days * _DAY_US if half_life_days else None,
             distances=self.config.block == "hstu",
         )
@@ -209,7 +247,8 @@ class InputBuilder:
         both = np.concatenate([value, value & _bits(actions, self.bits)], axis=1)
         begin, end = lo[targets], hi[targets]
         total = _cumulative(both)
-        found = [total[end] - total[begin], total[end] - total[np.maximum(begin, end - SHORT_WINDOW)]]
+        newest = (ENTRY_TOKENS if self.interleaved else 1) * SHORT_WINDOW
+        found = [total[end] - total[begin], total[end] - total[np.maximum(begin, end - newest)]]
         for column, name in enumerate(self.config.item_features):
             rows = items[:, column]
             reserved = rows[targets] < self.row_map.offset[name] + FIRST_FALLBACK_ROW + self.row_map.fallbacks[name]

@@ -6,7 +6,7 @@ hands over). A request is one row of `score --input` (examples 9):
     request_id  any value, given back
     shown_at    when the candidates are shown: timestamp (UTC where it has no zone), ISO text, or int microseconds
     history     list of {item_id, visible_at, actions, known, side features}: one entry a history token in order, a
-                late action its own; null or absent: none. Entries not visible before shown_at are left out, as are
+                late action its own (pack.tokens = interleaved: with shown_at, null for late actions); null or absent: none. Entries not visible before shown_at are left out, as are
                 those beyond the training's limits (max_history, max_age_days, time window)
     candidates  list of item ids, or of {item_id, side features}
     candidate_<feature>  optional lists parallel to `candidates`: side features of candidates given as plain ids
@@ -37,7 +37,9 @@ from gr_core.data.intervals import Layout, Limits, lay_out
 from gr_core.errors import DataContractError
 from gr_core.eval.scoring import Scorer
 from gr_core.model.inputs import InputBuilder
-from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW, UNKNOWN_ROW
+from gr_core.registry.interleaving import LATE, interleaved
+from gr_core.registry.signature import interleaves
+from gr_core.schema import FIRST_FALLBACK_ROW, PACK_COLUMNS, PAD_ROW, UNKNOWN_ROW
 
 Request = Mapping[str, Any]
 _UNLIMITED = 2**31
@@ -67,7 +69,11 @@ class RequestScorer:
         self._ids = {name: _read_rows(path / "vocabulary" / f"{name}.arrow") for name in config.features}
         self._limits = _limits(state["config"])
         self._builder = InputBuilder(
-            config, len(self._scorer.actions), int(state["supervised_mask"]), self._scorer.row_map(None)
+            config,
+            len(self._scorer.actions),
+            int(state["supervised_mask"]),
+            self._scorer.row_map(None),
+            interleaved=interleaves(state),
         )
 
     def score(self, requests: Sequence[Request]) -> dict[str, list[list[float]]]:
@@ -123,7 +129,7 @@ class RequestScorer:
         targets = np.repeat(np.array(shown, np.int64), sizes)
         plan = lay_out(visible, _starts([len(p) for p in past]), targets, _starts(sizes), self._limits)
         history, wanted = plan.source[~plan.is_target], plan.source[plan.is_target]
-        rows: dict[str, Tensor] = {}
+        rows: dict[str, npt.NDArray[Any]] = {}
         for name in self.item_features:
             seen = self._rows(name, [entry.get(name) for entry in flat])
             asked = self._rows(name, [v for request in requests for v in _candidate_values(request, name)])
@@ -136,25 +142,25 @@ class RequestScorer:
         masks = {
             name: np.array([int(entry.get(name) or 0) for entry in flat], np.int32) for name in ("actions", "known")
         }
-        base = np.repeat(np.cumsum(plan.lengths) - plan.lengths, plan.lengths)
-        total = len(plan.source)
-        zeros = torch.zeros(total, dtype=torch.int32)
-        return Batch(
-            number=0,
-            rows=rows,
-            actions=_spread(plan, masks["actions"][history], nothing, np.int32),
-            known=_spread(plan, masks["known"][history], nothing, np.int32),
-            labels=zeros,
-            label_known=zeros,
-            time=_spread(plan, visible[history], targets[wanted], np.int64),
-            position=torch.from_numpy(plan.position),
-            lo=torch.from_numpy((plan.lo + base).astype(np.int32)),
-            hi=torch.from_numpy((plan.hi + base).astype(np.int32)),
-            supervise=torch.from_numpy(plan.is_target.astype(np.uint8)),
-            weight=torch.ones(total),
-            segment_starts=np.append(0, np.cumsum(plan.lengths)),
-            weights={},
-        )
+        zeros = np.zeros(len(plan.source), np.int32)
+        columns = {
+            **rows,
+            "actions": _spread(plan, masks["actions"][history], nothing, np.int32),
+            "known": _spread(plan, masks["known"][history], nothing, np.int32),
+            "labels": zeros,
+            "label_known": zeros,
+            "time": _spread(plan, visible[history], targets[wanted], np.int64),
+            "position": plan.position,
+            "lo": plan.lo,
+            "hi": plan.hi,
+            "supervise": plan.is_target.astype(np.uint8),
+            "weight": np.ones(len(plan.source), np.float32),
+        }
+        lengths = plan.lengths
+        if self._builder.interleaved:
+            shown_at = _spread(plan, _shown(past, requests)[history], targets[wanted], np.int64)
+            columns, lengths = interleaved(plan, columns, shown_at, self._limits.time_window_us, list(rows))
+        return _as_batch(columns, lengths, list(rows))
 
     def _rows(self, feature: str, values: Sequence[Any]) -> npt.NDArray[np.int32]:
         """Look rows up, [len(values)]; not given: the unknown row; never counted: the first fallback row."""
@@ -239,11 +245,46 @@ def _starts(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.append(0, np.cumsum(sizes)).astype(np.int64)
 
 
-def _spread(plan: Layout, history: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: type) -> Tensor:
+def _spread(plan: Layout, history: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: type) -> npt.NDArray[Any]:
     """Lay history and target values out in token order."""
     column: npt.NDArray[Any] = np.empty(len(plan.source), dtype)
     column[~plan.is_target], column[plan.is_target] = history, targets
-    return torch.from_numpy(column)
+    return column
+
+
+def _as_batch(columns: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64], features: list[str]) -> Batch:
+    """Return one batch of segments; lo and hi become batch-relative."""
+    base = np.repeat(np.cumsum(lengths) - lengths, lengths).astype(np.int32)
+    shifted = {**columns, "lo": columns["lo"] + base, "hi": columns["hi"] + base}
+    tensors = {name: torch.from_numpy(values) for name, values in shifted.items()}
+    return Batch(
+        number=0,
+        rows={name: tensors[name] for name in features},
+        **{name: tensors[name] for name in PACK_COLUMNS},
+        segment_starts=np.append(0, np.cumsum(lengths)),
+        weights={},
+    )
+
+
+def _shown(
+    past: Sequence[Sequence[tuple[int, Mapping[str, Any]]]], requests: Sequence[Request]
+) -> npt.NDArray[np.int64]:
+    """Return shown_at of every history entry (us), LATE of a late action, which has none.
+
+    Raises:
+        DataContractError: A history of which no entry says when it was shown.
+    """
+    found = []
+    for request, entries in zip(requests, past, strict=True):
+        times = [entry.get("shown_at") for _, entry in entries]
+        if entries and all(_missing(time) for time in times):
+            raise DataContractError(
+                f"request {request.get('request_id')!r} has a history without shown_at, which this model (pack.tokens = "
+                "interleaved) reads; give each entry its shown_at, and null to late actions alone",
+                where="history.shown_at",
+            )
+        found += [LATE if _missing(time) else _time(time, request, "history.shown_at") for time in times]
+    return np.array(found, np.int64)
 
 
 def _missing(value: Any) -> bool:

@@ -17,7 +17,8 @@ ANY: dict[str, Any] = {"type": "any"}
 def schema(state: Mapping[str, Any]) -> dict[str, Columns]:
     """Return {"inputs", "outputs"} of a checkpoint's state.json."""
     items, context = _features(state)
-    token = {name: {**ANY, "required": False} for name in ("item_id", "visible_at", "actions", "known", *items)}
+    times = ("shown_at", "visible_at") if interleaves(state) else ("visible_at",)
+    token = {name: {**ANY, "required": False} for name in ("item_id", *times, "actions", "known", *items)}
     many = {"type": "array", "items": ANY}
     inputs: Columns = [
         {"name": "request_id", **ANY, "required": False},
@@ -40,6 +41,8 @@ def example(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     def token(minute: int) -> dict[str, Any]:
         when = f"2025-06-01T12:{minute:02d}:00Z"
         side = dict.fromkeys(items, "example")
+        if interleaves(state):
+            side["shown_at"] = when
         return {"item_id": f"item-{minute}", "visible_at": when, "actions": minute % 2, "known": known, **side}
 
     return [
@@ -54,6 +57,11 @@ def example(state: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for number, (length, count) in enumerate([(3, 2), (5, 3)])
     ]
+
+
+def interleaves(state: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint was trained on item, action, item, action."""
+    return bool((state["config"].get("pack") or {}).get("tokens") == "interleaved")
 
 
 def _features(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gr_core.config import VocabularyTable as VocabularyRule
 from gr_core.data import packfile, ragged, sequences, vocabulary
+from gr_core.data.interleaved import InterleavedSource, Places
 from gr_core.errors import FormatError
 from gr_core.hashing import file_sha256, fingerprint, short
 from gr_core.lake import store
@@ -170,7 +171,7 @@ def write_pack(
             fingerprint=fingerprint(identity),
             negative_fraction=fraction,
         )
-        source = _source(buckets, encoded, role)
+        source = _source(buckets, encoded, role, interleaves=config.pack.tokens == "interleaved")
         with store.directory(folder) as path:
             index = packfile.write_pack(path, source, meta)
         return PackRef(
@@ -186,15 +187,21 @@ def write_pack(
     return run_stage(night, "pack", identity, work, part=name or role, intact=pack_intact)
 
 
-def _source(buckets: list[dict[str, Any]], encoded: list[dict[str, Any]], role: Role) -> ragged.RaggedSource:
+def _source(
+    buckets: list[dict[str, Any]], encoded: list[dict[str, Any]], role: Role, *, interleaves: bool
+) -> ragged.RaggedSource:
     """Map the buckets' files."""
-    parts = [ragged.read(store.local_copy(part["uri"])) for part in buckets]
+    folders = [store.local_copy(part["uri"]) for part in buckets]
+    parts = [ragged.read(folder) for folder in folders]
     tables = []
     for part, rows in zip(parts, encoded, strict=True):
         folder = store.local_copy(rows["uri"])
         files = {name: ragged.read_columns(folder / f"{name}.rows.arrow")[0] for name in part.features}
         tables.append({name: columns["row"].to_numpy() for name, columns in files.items()})
-    return ragged.RaggedSource(parts, tables, 1 << ROLES.index(role), 1 << len(ROLES) if role == "train" else 0)
+    bits = (1 << ROLES.index(role), 1 << len(ROLES) if role == "train" else 0)
+    if interleaves:
+        return InterleavedSource(parts, [Places.read(folder) for folder in folders], tables, *bits)
+    return ragged.RaggedSource(parts, tables, *bits)
 
 
 def encode_pack(

@@ -14,16 +14,11 @@ def check_pack(run: Run, index: Mapping[str, Any]) -> None:
     """Refuse a pack that this run cannot train on.
 
     Raises:
-        ConfigError: Another role or layout, or other features than the model's.
+        ConfigError: Another role, or other features than the model's.
         FormatError: Another vocabulary than the run's.
     """
     if index["role"] != "train":
         raise ConfigError(f"{run.pack} has role {index['role']}; only train packs are trained on", where=str(run.pack))
-    if index["tokens"] != "targets":
-        raise ConfigError(
-            f"pack.tokens must be targets, got {index['tokens']!r}; this release trains no other layout",
-            where="pack.tokens",
-        )
     if set(index["features"]) != set(run.model.features) or {t.name for t in run.tables} != set(run.model.features):
         raise ConfigError(
             f"pack features {index['features']} and tables {[t.name for t in run.tables]} must be the model's "

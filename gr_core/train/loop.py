@@ -135,6 +135,7 @@ class Night:
             self.tables.map,
             weighting=weighting_of(run, index),
             planner=self.attention.planner,
+            interleaved=index["tokens"] == "interleaved",
         )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)

@@ -305,12 +305,6 @@ def test_a_segment_over_the_budget_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "pack").exists()
 
 
-def test_interleaved_is_refused(tmp_path: Path) -> None:
-    """No pack claims a layout that its tokens do not have."""
-    with pytest.raises(ConfigError, match=r"pack\.tokens"):
-        write_pack(tmp_path, segments_of([("A", 1, 1)]), meta(tokens="interleaved"))
-
-
 @pytest.mark.parametrize(
     "broken",
     [

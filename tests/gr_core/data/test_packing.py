@@ -88,6 +88,40 @@ MASK = """
 """
 
 
+INTERLEAVED = """
+0  6   0    0    1000 0 0  0 0 0    0
+1  0   0b01 0b11 2800 0 1  1 0 0    0
+2  7   0    0    1100 0 0  2 0 0    0
+3  0   0b00 0b11 2900 0 3  3 0 0    0
+4  8   0    0    1200 0 0  4 0 0    0
+5  0   0b10 0b11 3000 0 5  5 0 0    0
+6  0   0b10 0b11 4000 0 6  6 0 0    0
+7  7   0    0    5000 0 7  7 1 0b01 0b11
+8  0   0b01 0b11 6800 0 8  8 0 0    0
+9  9   0    0    7000 0 9  9 1 0b00 0b11
+10 6   0    0    2000 10 10 0 0 0    0
+11 0   0b00 0b11 3800 10 11 1 0 0    0
+12 9   0    0    3000 10 10 2 1 0b01 0b11
+13 10  0    0    4000 10 12 3 1 0b00 0b01
+"""
+INTERLEAVED_MASK = """
+1 . . . . . . . . . . . . .
+1 1 . . . . . . . . . . . .
+. . 1 . . . . . . . . . . .
+1 1 1 1 . . . . . . . . . .
+. . . . 1 . . . . . . . . .
+1 1 1 1 1 1 . . . . . . . .
+1 1 1 1 1 1 1 . . . . . . .
+1 1 1 1 1 1 1 1 . . . . . .
+1 1 1 1 1 1 1 1 1 . . . . .
+1 1 1 1 1 1 1 1 1 1 . . . .
+. . . . . . . . . . 1 . . .
+. . . . . . . . . . 1 1 . .
+. . . . . . . . . . . . 1 .
+. . . . . . . . . . 1 1 . 1
+"""
+
+
 def example_vocabulary() -> Vocabulary:
     """Four item types, so rows 2 to 5 are fallbacks and the items p to t have the rows 6 to 10."""
     kinds = ["t1", "t2", "t3", "t4", "t1"]
@@ -106,6 +140,7 @@ def write_example(path: Path, **changes: Any) -> tuple[dict[str, Any], pl.DataFr
         actions=("click", "like"),
         supervised=0b11,
         token_budget=8192,
+        tokens=limits.tokens,
         vocabulary="v1",
         bound=Bound(commit=1, cutoff_us=cutoff, delta_version=1),
         fingerprint="sha256:...",
@@ -130,6 +165,22 @@ def test_example_2_as_a_pack(tmp_path: Path) -> None:
     table = pa.ipc.open_file(str(tmp_path / "targets.arrow")).read_all()
     assert table.to_pydict() == {"event_id": ["a4", "a5", "b2", "b3"], "user_id": ["A", "A", "B", "B"]}
     assert index["batch_tokens"] == [10]
+
+
+def test_example_3_as_a_pack(tmp_path: Path) -> None:
+    """The same events interleaved: all fourteen tokens, their intervals and the dense mask; no segment is causal."""
+    index, pack = write_example(tmp_path, tokens="interleaved")
+    expected = [tuple(int(cell, 0) for cell in line.split()[1:]) for line in INTERLEAVED.strip().splitlines()]
+
+    assert [(*r[:3], r[3] // US, *r[4:]) for r in pack.select(COLUMNS).rows()] == expected
+    mask = [
+        " ".join("1" if lo <= key < hi or key == query else "." for key in range(14))
+        for query, (lo, hi) in enumerate(pack.select("lo", "hi").rows())
+    ]
+    assert mask == INTERLEAVED_MASK.strip().splitlines()
+    table = pa.ipc.open_file(str(tmp_path / "targets.arrow")).read_all()
+    assert table.to_pydict() == {"event_id": ["a4", "a5", "b2", "b3"], "user_id": ["A", "A", "B", "B"]}
+    assert (index["tokens"], index["segment_causal"], index["num_supervised"]) == ("interleaved", [False, False], 4)
 
 
 def test_example_2_with_w(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from polars.testing import assert_frame_equal
 
 from gr_core.data import ragged
 from gr_core.data.sequences import Sequences, build_sequences, load_ids, save
-from gr_core.errors import ConfigError
 from tests.sequences import US, build, decoded, rules, table
 
 TOKENS = ["item_id", "actions", "known", "time", "lo", "hi", "position", "supervise", "labels", "label_known"]
@@ -236,12 +235,6 @@ def test_null_and_zero_masks_are_no_target() -> None:
         assert_frame_equal(zero.tokens, built.tokens)
         assert_frame_equal(zero.segments, built.segments)
     assert zero.segments["user_id"].to_list() == ["v"]
-
-
-def test_interleaved_is_refused_by_name() -> None:
-    """pack.tokens = interleaved is a clear error, never another layout."""
-    with pytest.raises(ConfigError, match=r"pack\.tokens.*interleaved"):
-        build(EXAMPLE, tokens="interleaved")
 
 
 def test_a_mask_of_another_length_is_refused() -> None:

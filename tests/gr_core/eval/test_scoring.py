@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gr_core.data.batches import PackReader
-from gr_core.errors import ConfigError, FormatError
+from gr_core.errors import FormatError
 from gr_core.eval.scoring import score_pack
 from gr_core.train import loop
 
@@ -105,12 +105,11 @@ def test_an_empty_pack_scores_to_nothing(packs, users, parent):
 
 
 def test_a_pack_of_other_features_or_actions_is_refused(packs, users, parent):
-    """Other features, actions or layout than the checkpoint's are named."""
+    """Other features or actions than the checkpoint's are named."""
     cut = [dataclasses.replace(u, rows={"item_id": u.rows["item_id"]}) for u in users]
     cases = [
         (FormatError, "features", packs.pack("f", cut, features=("item_id",))),
         (FormatError, "actions", packs.pack("a", users, actions=("click", "like"))),
-        (ConfigError, "interleaved", packs.edit(packs.pack("i", users), tokens="interleaved")),
     ]
     for error, match, pack in cases:
         with pytest.raises(error, match=match):

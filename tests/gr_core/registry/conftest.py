@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -68,7 +68,7 @@ def make_events(users: int = 12, each: int = 14) -> pl.DataFrame:
     )
 
 
-def build_checkpoint(root: Path) -> Trained:
+def build_checkpoint(root: Path, tokens: Literal["targets", "interleaved"] = "targets") -> Trained:
     """Train one pass with limits that bite: 5 history tokens, 30 hours."""
     events = make_events()
     features = ITEM_FEATURES + CONTEXT
@@ -85,6 +85,7 @@ def build_checkpoint(root: Path) -> Trained:
         max_age_us=86_400 * US,
         token_budget=256,
         time_window_us=None,
+        tokens=tokens,
     )
     segments = source_of([build_sequences(events, {"due": events["due"]}, rules)], words)
     bound = Bound(commit=1, cutoff_us=START + 3 * 86_400 * US, shown_before_us={}, delta_version=1)
@@ -94,6 +95,7 @@ def build_checkpoint(root: Path) -> Trained:
             features=features,
             actions=ACTIONS,
             supervised=0b011,
+            tokens=tokens,
             token_budget=256,
             vocabulary=words.version,
             bound=bound,
@@ -108,7 +110,7 @@ def build_checkpoint(root: Path) -> Trained:
             "context_features": CONTEXT,
         },
         "train": {"num_threads": 1},
-        "pack": {"time_window_seconds": None},
+        "pack": {"time_window_seconds": None, "tokens": tokens},
         "sequences": {"max_history": 5, "max_age_days": 1},
     }
     tables = {
@@ -149,6 +151,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture(scope="session")
+def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return one trained on item, action, item, action; read only."""
+    torch.set_num_threads(1)
+    return build_checkpoint(tmp_path_factory.mktemp("interleaved"), "interleaved")
+
+
+@pytest.fixture(scope="session")
 def requests(trained: Trained) -> list[dict[str, Any]]:
     """Return one request per due event: what a service would have known when it was shown."""
     found = []
@@ -159,9 +168,10 @@ def requests(trained: Trained) -> list[dict[str, Any]]:
             late = other["like_at"] is not None and other["like_at"] > other["visible_at"]
             item = {"item_id": other["item_id"], "kind": other["kind"], "known": other["known"]}
             shown = other["actions"] & ~2 if late else other["actions"]
-            tokens.append((other["visible_at"], other["event_id"], {**item, "actions": shown}))
+            first = {**item, "actions": shown, "shown_at": other["shown_at"]}
+            tokens.append((other["visible_at"], other["event_id"], first))
             if late:
-                tokens.append((other["like_at"], other["event_id"], {**item, "actions": 2}))
+                tokens.append((other["like_at"], other["event_id"], {**item, "actions": 2, "shown_at": None}))
         tokens.sort(key=lambda token: token[:2])
         found.append(
             {

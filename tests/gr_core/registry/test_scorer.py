@@ -12,6 +12,7 @@ import pytest
 from gr_core.errors import DataContractError, FormatError
 from gr_core.eval.scoring import score_pack
 from gr_core.registry.scorer import RequestScorer, _load_pyfunc
+from gr_core.registry.signature import example
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,21 @@ def test_requests_score_as_the_pack_does(trained, requests, scorer):
         expected = scored.logits[[place[r["request_id"]] for r in requests], column]
         np.testing.assert_allclose(served, expected, atol=1e-5)
     assert np.std(scored.logits) > 0.01
+
+
+def test_an_interleaved_model_serves_what_it_was_trained_on(interleaved, requests):
+    """Item and action tokens of a request are those of the pack: equal logits; a history without shown_at is refused."""
+    scorer = RequestScorer(interleaved.checkpoint)
+    scored = score_pack(interleaved.checkpoint, interleaved.pack)
+    place = {event: row for row, event in enumerate(scored.event_ids)}
+    served = np.array([scores[0] for scores in scorer.score(requests)["scores_click"]])
+
+    np.testing.assert_allclose(served, scored.logits[[place[r["request_id"]] for r in requests], 0], atol=1e-5)
+    assert np.std(scored.logits) > 0.01
+    assert all(len(scores) > 1 for scores in scorer.score(example(scorer._scorer.state))["scores_click"])
+    past = [{name: value for name, value in entry.items() if name != "shown_at"} for entry in requests[-1]["history"]]
+    with pytest.raises(DataContractError, match="shown_at"):
+        scorer.score([{**requests[-1], "history": past}])
 
 
 def test_candidates_do_not_see_each_other(requests, scorer):

@@ -287,13 +287,12 @@ def test_a_finished_run_trains_nothing(packs, users, monkeypatch):
 
 
 def test_what_does_not_belong_together_is_refused(packs, users):
-    """Another role, layout, vocabulary, feature set, model or action list than this run's: each is named."""
+    """Another role, vocabulary, feature set, model or action list than this run's: each is named."""
     pack = packs.pack("p", users)
     loop.train(packs.run(pack, "a"), quiet)
     other = dataclasses.replace(packs.run(pack, "x").model, width=32)
     cases = [
         (ConfigError, "role next_day", packs.run(packs.pack("q", users, role="next_day"), "x")),
-        (ConfigError, "interleaved", packs.run(packs.edit(packs.pack("r", users), tokens="interleaved"), "x")),
         (FormatError, "vocabulary v2", packs.run(packs.pack("s", users, vocabulary="v2"), "x")),
         (ConfigError, "features", packs.run(pack, "x", tables=(TableSpec(name="item_id", rows=40, capacity=40),))),
         (ConfigError, "full retrain", packs.run(pack, "x", parent=packs.root / "a", model=other)),
