@@ -49,6 +49,11 @@ def rotate(x_TGK: Tensor, angles: Tensor) -> Tensor:
 
     One complex multiplication: three times as fast on the CPU as sines and cosines apart.
     """
+    if torch.compiler.is_compiling():  # Inductor generates no code for complex numbers
+        cos, sin = torch.view_as_real(angles).unbind(-1)
+        even, odd = x_TGK.float().view(*x_TGK.shape[:-1], -1, 2).unbind(-1)
+        rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+        return rotated.flatten(-2).to(x_TGK.dtype)
     pairs = torch.view_as_complex(x_TGK.float().view(*x_TGK.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * angles).flatten(-2).to(x_TGK.dtype)
 
@@ -101,22 +106,22 @@ class Block(nn.Module):
             angles: RoPE's rotations of all tokens, [T, 1, K / 2] complex64.
         """
         project, finish = self.regions
-        rest, heads = project(self, x_TD, targets_N, angles)
+        rest = x_TD.index_select(0, targets_N) if self.top else x_TD
+        heads = project(self, x_TD, targets_N, angles)
         out: Tensor = finish(self, rest, self.attend(heads, plan))
         return out
 
-    def project(self, x_TD: Tensor, targets_N: Tensor, angles: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what goes on beside attention, [T or N, D], and what `attend` takes."""
+    def project(self, x_TD: Tensor, targets_N: Tensor, angles: Tensor) -> tuple[Tensor, ...]:
+        """Return what `attend` takes: queries, keys and values, [T or N, heads, K] each."""
         normed_TD = self.norm_attention(x_TD)
         if self.top:
-            rest_ND = x_TD.index_select(0, targets_N)
             key, value = torch.chunk(self._split(self.key_value(normed_TD)), 2, dim=1)
             query = rotate(self._split(self.query(normed_TD.index_select(0, targets_N))), angles[targets_N])
-            return rest_ND, (query, rotate(key, angles), value)
+            return query, rotate(key, angles), value
         weight = torch.cat([self.query.weight, self.key_value.weight])
         heads = self._split(F.linear(normed_TD, weight))
         query_key, value = torch.split(heads, [2 * self.heads, self.heads], dim=1)
-        return x_TD, (rotate(query_key, angles), value)
+        return rotate(query_key, angles), value
 
     def attend(self, heads: tuple[Tensor, ...], plan: AttentionPlan) -> Tensor:
         """Return what attention mixes of the batch, [T or N, H, K]; its shapes change from batch to batch."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gr_core.errors import FormatError
 from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW
-from kernels.embedding import merge_gradients
+from kernels.embedding import merge_gradients, rowwise_adagrad
 
 Longs = npt.NDArray[np.int64]
 INIT_SCALE = 0.02
@@ -176,6 +176,10 @@ class Tables:
     def merge(self, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Merge the (rows [U], gradients [U, D]) of a step's micro-batches: rows of `weight`, and one gradient each."""
         return merge_gradients(parts)
+
+    def update(self, rows_U: Tensor, grad_UD: Tensor, learning_rate: float) -> None:
+        """Move rows of `weight` along their gradients, [U, D], by rowwise Adagrad; a row stands once."""
+        rowwise_adagrad(self.weight, self.accumulator, rows_U, grad_UD, learning_rate=learning_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Return views by name: sparse.<table>.weight [rows, D], optimizer.sparse.<table>.accumulator [rows]."""

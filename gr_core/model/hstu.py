@@ -54,19 +54,20 @@ class HstuBlock(nn.Module):
             angles: Not used: positions and times enter by the bias.
         """
         project, finish = self.regions
-        rest, gate, heads = project(self, x_TD, targets_N, angles)
+        rest = x_TD.index_select(0, targets_N) if self.top else x_TD
+        gate, heads = project(self, x_TD, targets_N, angles)
         out: Tensor = finish(self, rest, gate, self.attend(heads, plan))
         return out
 
-    def project(self, x_TD: Tensor, targets_N: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Return what goes on beside attention and its gate, each [T or N, D], and what `attend` takes."""
+    def project(self, x_TD: Tensor, targets_N: Tensor, angles: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the gate, [T or N, D], and what `attend` takes."""
         del angles
         normed_TD = self.norm_attention(x_TD)
         key, value = torch.chunk(self._split(F.silu(self.key_value(normed_TD))), 2, dim=1)
         if self.top:
-            x_TD, normed_TD = x_TD.index_select(0, targets_N), normed_TD.index_select(0, targets_N)
+            normed_TD = normed_TD.index_select(0, targets_N)
         gate, query = torch.chunk(F.silu(self.gate_query(normed_TD)), 2, dim=1)
-        return x_TD, gate, (self._split(query), key, value)
+        return gate, (self._split(query), key, value)
 
     def attend(self, heads: tuple[Tensor, ...], plan: AttentionPlan) -> Tensor:
         """Return what attention mixes of the batch, [T or N, H, K]."""

@@ -23,6 +23,8 @@ from gr_core.train.advice import advise, nodes_of
 from gr_core.train.attention import attention_of
 from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.belonging import check_pack, check_parent
+from gr_core.train.baseline import new_tables
+from gr_core.train.compute import Compilation, execution_of
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.distributed import Ranks, StepEnd, blank_batch, connect, device_of
 from gr_core.train.flops import BatchFlops, ModelFlops
@@ -124,9 +126,7 @@ class Night:
         self.device = self.ranks.device
         self.actions: list[str] = list(index["actions"])
         tables = tuple(sorted(run.tables, key=lambda t: run.model.features.index(t.name)))
-        self.tables = self.ranks.new_tables(
-            tables, run.model.width, initial_accumulator=run.train.initial_accumulator, seed=run.seed
-        )
+        self.tables = new_tables(self.ranks, tables, run.model.width, run.seed, run.train)
         self.attention = attention_of(run, index, self.device)
         self.builder = InputBuilder(
             run.model,
@@ -139,8 +139,10 @@ class Night:
         )
         self.supervised = [self.actions[bit] for bit in self.builder.bits]
         self.model = new_recommender(run.model, len(self.actions), len(self.supervised), run.seed).to(self.device)
+        execution_of(run.train).apply(self.model)
         self._flops = ModelFlops.of(self.model, width=run.model.width, num_layers=run.model.num_layers)
         self._parallel = self.ranks.parallel(self.model)
+        self._compilation = Compilation(self._parallel, self.builder, self.reader.features, run.train)
         self.dense = DenseOptimizer(self.model, run.train)
         self.sparse = new_sparse_optimizer(self.tables, self.model, run.train)
         self.parent_state = self._warm_start()
@@ -384,6 +386,6 @@ class Night:
             "supervised": self.supervised,
             "supervised_mask": self.reader.index["supervised"],
             "pack_digest": self.reader.digest,
-            "metrics": metrics | perf,
+            "metrics": metrics | perf | self._compilation.metrics(),
             "advice": advise(perf, run.config, nodes=nodes_of(run, self.device)),
         }

@@ -19,7 +19,6 @@ from torch.utils.hooks import RemovableHandle
 from gr_core.errors import FormatError
 from gr_core.model.embeddings import Tables
 from gr_core.train.settings import TrainConfig
-from kernels.embedding import rowwise_adagrad
 
 
 def schedule(step: int, steps: int, config: TrainConfig) -> float:
@@ -77,12 +76,14 @@ class DenseOptimizer:
             ],
             lr=self.peak,
             betas=(0.9, config.beta2),
-            fused=True,
+            fused=True if config.fused_optimizer else None,
         )
         for parameter in self.parameters.values():
             # present from the start, so that a checkpoint has the same tensors whether or not anything was due
             self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "step": torch.zeros(
+                    (), dtype=torch.float32, device=parameter.device if config.fused_optimizer else "cpu"
+                ),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
@@ -170,7 +171,7 @@ class SparseOptimizer:
             rows, grad = self._tables.merge(self._parts)
             learning_rate = self._peak * factor
             self.rates.add(learning_rate)
-            rowwise_adagrad(self._tables.weight, self._tables.accumulator, rows, grad, learning_rate=learning_rate)
+            self._tables.update(rows, grad, learning_rate)
         self.zero_grad()
 
 
@@ -208,7 +209,7 @@ class BackwardSparseOptimizer(SparseOptimizer):
             self._finite = torch.isfinite(checked).all()
             safe_UD = torch.where(self._finite, self._without_pad(rows_U, grad_UD), 0.0)
             learning_rate = self._peak * factor
-            rowwise_adagrad(self._tables.weight, self._tables.accumulator, rows_U, safe_UD, learning_rate=learning_rate)
+            self._tables.update(rows_U, safe_UD, learning_rate)
 
         self._hook = register_multi_grad_hook([*self._parameters, values_UD], update)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from gr_core.train.layout import DistributedConfig
 
-UNDECIDING = ("save_every_steps", "keep_checkpoints", "peak_tflops", "price_per_gpu_hour")
+UNDECIDING = ("save_every_steps", "keep_checkpoints", "memory_gib", "peak_tflops", "price_per_gpu_hour")
 """Keys that change no weight: a training that is taken up with others goes on."""
 SPARSE_OPTIMIZERS = ("rowwise_adagrad",)
 
@@ -75,6 +75,22 @@ class TrainConfig:
     run's precision, else what a matrix product reaches when the run starts."""
     price_per_gpu_hour: float = 0.0
     """Price of an hour of one GPU, for perf/cost; 0: no cost is told. On the CPU perf/core_seconds stands alone."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: the trunk's matrices and attention under autocast; parameters, logits, losses and optimizers stay fp32."""
+    activation_checkpointing: Literal["none", "block"] = "none"
+    """block: backward computes each block again instead of keeping its activations: less memory, the same gradients."""
+    compile: Literal["off", "blocks"] = "off"
+    """blocks: torch.compile for what surrounds attention in each block. Needs a C++ compiler (CPU) or Triton (CUDA); the
+    first training of a home compiles for a minute, later ones read its cache."""
+    memory_gib: float | None = None
+    """Memory of one rank (GiB) that pack.token_budget = "auto" fits a step into; unset: there is no such limit."""
+    fused_optimizer: bool = True
+    """AdamW in one kernel; false: torch's default, a loop over parameters, to measure what that costs."""
+    fused_lookup: bool = True
+    """Tables are read and updated together; false: one table after the other, to measure what that costs."""
+    update_touched_rows: bool = True
+    """A step updates the table rows that its batches hold; false: every row of every table, most with a gradient of zero,
+    as dense gradients do, to measure what that costs. The result is the same."""
     num_threads: int = 2
     """CPU threads of the training process; part of what makes a digest repeatable."""
     save_every_steps: int = 0
@@ -108,7 +124,26 @@ class TrainConfig:
             )
         self._check_weighting()
         self._check_measuring()
+        self._check_compute()
         self._check_sparse()
+
+    def _check_compute(self) -> None:
+        allowed = {
+            "precision": ("fp32", "bf16"),
+            "activation_checkpointing": ("none", "block"),
+            "compile": ("off", "blocks"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"train.{name} must be {' or '.join(values)}, got {getattr(self, name)!r}")
+        if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
+            raise ValueError(f"train.memory_gib must be a finite number above 0, or unset, got {self.memory_gib}")
+        for name in ("fused_lookup", "update_touched_rows"):
+            if not getattr(self, name) and self.distributed.ranks > 1:
+                raise ValueError(
+                    f"train.{name} = false measures one process, got {self.distributed.ranks} ranks; set "
+                    "train.distributed.strategy = none"
+                )
 
     def _check_sparse(self) -> None:
         """Refuse what the tables' optimizer cannot do (design section 5), before any data is built."""
