@@ -17,7 +17,8 @@ from gr_core.eval.watching import read_lines
 from gr_core.stages import training
 from gr_core.train import loop
 from gr_core.train.run import read_run
-from gr_core.train.saving import StepSaver, step_checkpoints
+from gr_core.train.saving import StepSaver
+from gr_core.train.state import step_checkpoints
 
 SECONDS = 120
 

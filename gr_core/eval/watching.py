@@ -32,8 +32,7 @@ from gr_core.eval import metrics, scores
 from gr_core.eval.scoring import Scorer, warm_up
 from gr_core.train.distributed import device_of
 from gr_core.train.run import Run, read_run
-from gr_core.train.saving import step_checkpoints
-from gr_core.train.state import read_state
+from gr_core.train.state import read_state, step_checkpoints
 
 logger = logging.getLogger(__name__)
 Say = Callable[[dict[str, Any]], None]

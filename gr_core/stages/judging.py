@@ -19,6 +19,7 @@ from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, champion, nights, previous
 from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry.mlflow_store import MlflowStore
+from gr_core.train.series import step_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,8 @@ def register(
         models.log_dataset(run, night.table_uri, ingested["bound"], ingested["rows"])
         child = models.child(run, "train")
         models.log(child, trained["metrics"])
+        checkpoint = store.local_copy(trained["uri"])
+        models.log_series(child, step_metrics(checkpoint))
         models.finish(child, "FINISHED")
         child = models.child(run, "evaluate")
         models.log(child, progressive.progressive_keys(evaluated))
@@ -116,9 +119,7 @@ def register(
         models.log_series(child, {one["step"]: metrics.metric_keys("holdout", one["holdout"]) for one in checkpoints})
         models.finish(child, "FINISHED")
         models.log(run, trained["metrics"] | progressive.progressive_keys(evaluated))
-        version = models.register(
-            run, store.local_copy(trained["uri"]), night=night.key, tags={"digest": trained["digest"]}
-        )
+        version = models.register(run, checkpoint, night=night.key, tags={"digest": trained["digest"]})
         _refuse_reused_number(journal.entries(), version, trained["digest"])
         return {"version": version, "mlflow": models.link(run)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,8 @@ def train(
                     limit = config.nightly.stage_timeout_seconds
                     run_training(run, evaluator.beside(progress), timeout_seconds=limit)
                     evaluator.finish()
+                for steps in output.parent.glob("*.steps"):  # of trainings that were given up for another config
+                    shutil.rmtree(steps, ignore_errors=True)
             if not store.is_local(folder):
                 store.upload(output, folder)
         state = store.read_json(store.join(folder, "state.json"))

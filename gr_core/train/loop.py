@@ -31,9 +31,9 @@ from gr_core.train.flops import BatchFlops, ModelFlops
 from gr_core.train.optim import DenseOptimizer, copy_tensors, new_sparse_optimizer, own_part, schedule
 from gr_core.train.run import Run
 from gr_core.train.running_metrics import new_metrics
-from gr_core.train.saving import StepSaver, finished_state, refuse_non_finite, remove_steps
+from gr_core.train.saving import StepSaver, finished_state, refuse_non_finite
 from gr_core.train.series import SERIES_FILE, StepSeries
-from gr_core.train.state import load_checkpoint, save_checkpoint
+from gr_core.train.state import load_checkpoint, remove_steps, save_checkpoint
 from gr_core.train.transfer import Sent, Transfer
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from gr_core.hashing import file_sha256, fingerprint
 from gr_core.model.embeddings import TableSpec, read_tables
 from gr_core.model.settings import AttentionConfig, ModelConfig
 from gr_core.train.layout import DistributedConfig
-from gr_core.train.settings import TrainConfig
+from gr_core.train.settings import UNDECIDING, TrainConfig
 from gr_core.train.state import read_state
 
 S = TypeVar("S", ModelConfig, AttentionConfig, TrainConfig)
@@ -92,7 +92,7 @@ def _fingerprint(run: Run) -> str:
     read_index(run.pack, verify=True)
     return fingerprint(
         {
-            "config": run.config,
+            "config": {**run.config, "train": {k: v for k, v in run.config["train"].items() if k not in UNDECIDING}},
             "seed": run.seed,
             "vocabulary": {table.name: [table.rows, table.capacity, table.fallbacks] for table in run.tables},
             "vocabulary_version": run.vocabulary_version,

@@ -1,9 +1,7 @@
 """Checkpoints of a running training: written beside the loop, kept by number, and where a killed training goes on.
 
-Layout (for output `checkpoint`): `checkpoint.steps/step-00000123/`, one complete checkpoint a directory (see
-gr_core.train.state), named by the lineage's step. It holds what a final one does and, besides, what the night has summed
-up so far (tensors `night.*`, entry `night` of state.json), so that a resumed night ends as one that was never killed. Its
-`cursor` says how many of the night's batches it has consumed: fewer than all, so it is never a parent.
+A step checkpoint (layout: gr_core.train.state) holds what a final one does and, besides, what the night has summed up so
+far (tensors `night.*`, entry `night` of state.json), so that a resumed night ends as one that was never killed.
 """
 
 from __future__ import annotations
@@ -27,7 +25,16 @@ from gr_core.train.optim import DenseOptimizer, Rates, SparseOptimizer
 from gr_core.train.run import Run
 from gr_core.train.running_metrics import RunningMetrics
 from gr_core.train.series import SERIES_FILE, StepSeries
-from gr_core.train.state import load_checkpoint, read_state, save_checkpoint, tensors_finite, verify
+from gr_core.train.state import (
+    load_checkpoint,
+    read_state,
+    remove_steps,
+    save_checkpoint,
+    step_checkpoints,
+    step_path,
+    tensors_finite,
+    verify,
+)
 from gr_core.train.transfer import Event
 
 logger = logging.getLogger(__name__)
@@ -62,26 +69,6 @@ class Training(Protocol):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checkpoint's parameters and optimizer state."""
-
-
-def steps_folder(output: Path) -> Path:
-    """Return where the checkpoints of a running training lie, given its output."""
-    return output.with_name(f"{output.name}.steps")
-
-
-def step_path(output: Path, step: int) -> Path:
-    """Return where the checkpoint of a lineage's step lies, given the training's output."""
-    return steps_folder(output) / f"step-{step:08d}"
-
-
-def step_checkpoints(output: Path) -> list[Path]:
-    """Return the checkpoints of a running training, oldest first; complete or damaged, but none in the making."""
-    return sorted(steps_folder(output).glob("step-*"))
-
-
-def remove_steps(output: Path) -> None:
-    """Remove a training's step checkpoints: its final one is there, or it starts anew."""
-    shutil.rmtree(steps_folder(output), ignore_errors=True)
 
 
 def finished_state(run: Run) -> dict[str, Any] | None:

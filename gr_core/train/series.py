@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,21 @@ class StepSeries:
             FormatError: As `read_series`.
         """
         self._columns = read_series(checkpoint)
+
+
+def step_metrics(checkpoint: Path, *, most: int = 1000) -> dict[int, dict[str, float]]:
+    """Return train/step/* by step, for a registry; of more steps than `most`, evenly spaced ones, the first and the last too.
+
+    Raises:
+        FormatError: As `read_series`.
+    """
+    series = read_series(checkpoint)
+    steps = series["step"]
+    places: Sequence[int] = range(len(steps))
+    if len(steps) > most:
+        places = [round(i * (len(steps) - 1) / (most - 1)) for i in range(most)]
+    names = [name for name in SCHEMA.names if name not in ("step", "batch")]
+    return {steps[i]: {f"train/step/{name}": series[name][i] for name in names} for i in places}
 
 
 def read_series(checkpoint: Path) -> dict[str, list[Any]]:

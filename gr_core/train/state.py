@@ -133,6 +133,26 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, state
 
 
+def steps_folder(output: Path) -> Path:
+    """Return where the checkpoints of a running training lie, given its output."""
+    return output.with_name(f"{output.name}.steps")
+
+
+def step_path(output: Path, step: int) -> Path:
+    """Return where the checkpoint of a lineage's step lies, given the training's output."""
+    return steps_folder(output) / f"step-{step:08d}"
+
+
+def step_checkpoints(output: Path) -> list[Path]:
+    """Return the checkpoints of a running training, oldest first; complete or damaged, but none in the making."""
+    return sorted(steps_folder(output).glob("step-*"))
+
+
+def remove_steps(output: Path) -> None:
+    """Remove a training's step checkpoints: its final one is there, or it starts anew."""
+    shutil.rmtree(steps_folder(output), ignore_errors=True)
+
+
 def verify(path: Path) -> None:
     """Compare every file of a checkpoint with the manifest.
 

@@ -28,7 +28,7 @@ from gr_core.eval.watching import (
     scores_folder,
 )
 from gr_core.train import loop
-from gr_core.train.saving import steps_folder
+from gr_core.train.state import step_path
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def quiet(line):
 
 def trained_as(packs, run, step, **state):
     """Train a run into a step checkpoint of `run.output`, under this step's number."""
-    path = steps_folder(run.output) / f"step-{step:08d}"
+    path = step_path(run.output, step)
     path.parent.mkdir(exist_ok=True)
     loop.train(dataclasses.replace(run, output=path, seed=step), quiet)
     text = json.loads((path / "state.json").read_text())

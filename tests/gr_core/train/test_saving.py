@@ -13,9 +13,8 @@ import torch
 from gr_core.errors import FormatError, TrainingError
 from gr_core.train import loop, saving
 from gr_core.train.optim import SparseOptimizer
-from gr_core.train.saving import step_checkpoints, steps_folder
 from gr_core.train.series import read_series
-from gr_core.train.state import load_checkpoint, read_state, verify
+from gr_core.train.state import load_checkpoint, read_state, step_checkpoints, steps_folder, verify
 
 KILLED = """
 import os, signal, sys
