@@ -14,11 +14,19 @@ def check_pack(run: Run, index: Mapping[str, Any]) -> None:
     """Refuse a pack that this run cannot train on.
 
     Raises:
-        ConfigError: Another role, or other features than the model's.
+        ConfigError: Another role, other features than the model's, or interleaved segments that attention.require cannot do.
         FormatError: Another vocabulary than the run's.
     """
     if index["role"] != "train":
         raise ConfigError(f"{run.pack} has role {index['role']}; only train packs are trained on", where=str(run.pack))
+    causal = index.get("segment_causal", [])
+    if run.attention.require == "fa3" and not all(causal):
+        raise ConfigError(
+            f"attention.require = 'fa3' needs segments that are plainly causal, {causal.count(False)} of {len(causal)} in "
+            f"{run.pack} are not: an event became visible only after the next one was shown, or a limit cuts; set "
+            "attention.require = 'none'",
+            where="attention.require",
+        )
     if set(index["features"]) != set(run.model.features) or {t.name for t in run.tables} != set(run.model.features):
         raise ConfigError(
             f"pack features {index['features']} and tables {[t.name for t in run.tables]} must be the model's "
