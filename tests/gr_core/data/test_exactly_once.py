@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gr_core.config import Config
-from gr_core.data.due import check_not_behind, due_mask, make_bound, new_mask
+from gr_core.data.due import DueScope, check_not_behind, due_mask, make_bound, new_mask
 from gr_core.errors import BoundError
 from gr_core.refs import Bound
 from tests.feeds import windowed
@@ -36,6 +36,20 @@ def pairs(frame: pl.DataFrame, mask: pl.Expr) -> set[tuple[int, int]]:
     """Return (event, bit) of a mask."""
     rows = frame.select("event_id", mask=mask).rows()
     return {(event, bit) for event, value in rows for bit in range(len(NAMES)) if value >> bit & 1}
+
+
+def replayable(now: Bound, parent: Bound | None) -> pl.Expr:
+    """Return the mask of what a night may replay."""
+    scope = DueScope(
+        now=now,
+        parent=parent,
+        earlier=(),
+        since=None,
+        context_commits=frozenset(),
+        action_names=tuple(NAMES),
+        supervised=SUPERVISED,
+    )
+    return scope.old()
 
 
 windows = st.tuples(*(st.sampled_from([0, 1800, DAY, 3 * DAY + 1]) for _ in NAMES))
@@ -80,6 +94,7 @@ def test_due_once_on_every_lineage_and_new_once_over_nights(
         assert not new & once_new, "new twice"
         inside = pairs(table, due_mask(now, None, NAMES, SUPERVISED))
         assert inside == due | seen, "inside the bound, but never due"
+        assert pairs(table, replayable(now, watermark)) == seen, "replayed, but never due on the lineage, or due now"
 
         once_new.update(new)
         finished.append(now)
