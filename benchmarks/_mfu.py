@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks._child import measure
-from benchmarks._flops import Matrices, step_flops
+from benchmarks._matrices import Matrices
 from benchmarks._ours import Ours, night_of, pack_of
 from benchmarks._pairs import interleave, medians, ratio
 from benchmarks._report import Figure, Report
 from benchmarks._speed import HEADS
+from gr_core.train.flops import ModelFlops
+from gr_core.train.loop import Night
 
 MIN_MFU = 0.5
 
@@ -35,6 +39,16 @@ def measure_mfu(report: Report, work: Path, sizes: Mapping[str, Any]) -> None:
         report.conditions[f"mfu/{preset}"] = found
 
 
+def flop_per_token(night: Night) -> float:
+    """Return the FLOP of training on a pack over its tokens (design section 5); batches differ by little."""
+    flops = ModelFlops.of(night.model, width=night.run.model.width, num_layers=night.run.model.num_layers)
+    found = [
+        flops.of_batch(batch.lo.numpy(), batch.hi.numpy(), np.flatnonzero(batch.supervise.numpy())).total
+        for batch in night.reader
+    ]
+    return float(sum(found)) / int(night.reader.index["num_tokens"])
+
+
 def utilisation(
     work: str, preset: str, width: int, layers: int, num_tokens: int, batches: int, rounds: int, matrix: int
 ) -> dict[str, Any]:
@@ -46,10 +60,7 @@ def utilisation(
     pack = pack_of(Path(work) / f"mfu-{preset}", preset, num_tokens)
     ours = Ours(night_of(pack, {"width": width, "num_layers": layers, "num_heads": HEADS}))
     night = ours.night
-    counts = (len(night.actions), len(night.supervised))
-    flops = [step_flops(batch, night.run.model, *counts) for batch in night.reader]
-    tokens = night.reader.index["batch_tokens"]
-    each = sum(flops) / sum(tokens)  # FLOP a token; batches differ by little
+    each = flop_per_token(night)
 
     rates = interleave({"ours": lambda: each * ours.train(batches), "matrix": Matrices(matrix).multiply}, rounds)
     clock = ours.clock.metrics()

@@ -18,7 +18,6 @@ from benchmarks import _segments
 from gr_core.data.packfile import PackMeta, write_pack
 from gr_core.data.prefetch import Prefetched
 from gr_core.schema import FIRST_FALLBACK_ROW
-from gr_core.train.attribution import Attribution
 from gr_core.train.loop import Night
 from gr_core.train.run import read_run
 
@@ -28,11 +27,17 @@ ITEM_FEATURES, CONTEXT_FEATURES = ("item_id", "category", "creator"), ("surface"
 RESERVED = FIRST_FALLBACK_ROW + 1
 TOKEN_BUDGET = 8192
 NIGHT_STEPS = 1000
-"""Of which the learning rate's schedule is a part; the steps that are measured are its middle."""
+"""Steps that a night's attribution is told it will have."""
 
 
 def pack_of(
-    out: Path, preset: str, num_tokens: int, *, seed: int = 0, token_budget: int = TOKEN_BUDGET, **rules: Any
+    out: Path,
+    preset: str,
+    num_tokens: int,
+    *,
+    token_budget: int = TOKEN_BUDGET,
+    rows: Mapping[str, int] | None = None,
+    **rules: Any,
 ) -> Path:
     """Write a train pack of a preset's lengths.
 
@@ -40,18 +45,17 @@ def pack_of(
         out: Its directory.
         preset: A key of _padding.PRESETS.
         num_tokens: About how many.
-        seed: Of the segments and of the shuffle.
         token_budget: Of a batch.
+        rows: Real rows of each table; None: `ROWS`.
         rules: layout and grouping.
     """
-    source = _segments.source_of(preset, num_tokens, seed, rows=ROWS)
+    source = _segments.source_of(preset, num_tokens, rows=rows or ROWS)
     meta = PackMeta(
         role="train",
         features=_segments.FEATURES,
         actions=_segments.ACTIONS,
         supervised=(1 << len(_segments.ACTIONS)) - 1,
         token_budget=token_budget,
-        seed=seed,
         vocabulary="none",
         **rules,
     )
@@ -66,7 +70,7 @@ def night_of(
     *,
     rows: Mapping[str, int] | None = None,
     device: str = "cpu",
-    seed: int = 0,
+    sections: Mapping[str, Any] | None = None,
 ) -> Night:
     """Return a night without a parent on a pack.
 
@@ -76,7 +80,7 @@ def night_of(
         train: Training settings likewise.
         rows: Real rows of each table; None: `ROWS`.
         device: auto, cpu or cuda.
-        seed: Of weights and draws.
+        sections: Other sections of the config: attention, pack.
     """
     run = pack.with_name(f"RUN-{pack.name}.json")
     counts = {name: RESERVED + count for name, count in (rows or ROWS).items()}
@@ -86,9 +90,13 @@ def night_of(
         "vocabulary": {name: {"rows": count, "capacity": count} for name, count in counts.items()},
         "parent": None,
         "output": f"checkpoint-{pack.name}",
-        "config": {"model": {**features, **model}, "train": {"num_threads": torch.get_num_threads(), **(train or {})}},
+        "config": {
+            "model": {**features, **model},
+            "train": {"num_threads": torch.get_num_threads(), **(train or {})},
+            **(sections or {}),
+        },
         "fingerprint": "sha256:benchmark",
-        "seed": seed,
+        "seed": 0,
         "device": device,
         "resume": False,
     }
@@ -101,12 +109,13 @@ class Ours:
 
     Args:
         night: The night.
+        first: The batch it begins with.
     """
 
-    def __init__(self, night: Night) -> None:
+    def __init__(self, night: Night, first: int = 0) -> None:
         self.night = night
-        self.clock = Attribution(night.device, int(night.reader.index["token_budget"]))
-        self._numbers: Iterator[int] = itertools.cycle(range(len(night.reader)))
+        self.clock = night.clock(NIGHT_STEPS)
+        self._numbers: Iterator[int] = itertools.cycle([*range(first, len(night.reader)), *range(first)])
 
     def train(self, count: int) -> int:
         """Train the next `count` batches, the first one made within the time; returns their real tokens."""

@@ -1,18 +1,19 @@
 """The training benchmark: rivals that compute what they should, FLOP as torch counts them, arms that train, the object."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import _mfu, _speed, _steps, _tables, training
-from benchmarks._flops import MATRIX_PASSES, step_flops
+from benchmarks import _device, _mfu, _parts, _speed, _steps, _tables, training
 from benchmarks._ours import ITEM_FEATURES, ROWS, Ours, night_of, pack_of
 from benchmarks._pairs import interleave, medians, ratio
 from benchmarks._rival import PaddedModel, Rival, Users, read_users
+from gr_core.train.attribution import PARTS
 
 TINY = {"width": 16, "num_layers": 2, "num_heads": 4}
 
@@ -77,22 +78,11 @@ def test_bucketed_batches_have_like_lengths_and_cover_all_users(users: Users) ->
     assert rival.spread(rival.num_batches)() == int(users.lengths.sum())
 
 
-def test_flop_of_matrices_are_those_that_torch_counts(pack: Path) -> None:
-    """Forward products of a batch, counted by torch without attention, times three passes."""
-    night = night_of(pack, {**TINY, "history_counts": False, "id_drop_fraction": 0.0})
-    batch = night.reader.batch(0)
-    inputs = night.builder.build(batch)
-    with FlopCounterMode(display=False) as counter:
-        night.model(night.tables.weight[inputs.rows], inputs)
-    found = counter.get_flop_counts()["Global"]
-    products = sum(value for op, value in found.items() if "attention" not in str(op))
-    nobody = torch.zeros_like(batch.hi) - 1  # no keys, not even itself: attention counts as nothing
-    alone = type(batch)(
-        **{name: getattr(batch, name) for name in type(batch).__slots__} | {"hi": nobody, "lo": nobody + 1}
-    )
+def test_flop_of_a_token_are_the_packs(pack: Path) -> None:
+    """All that the product counts for its batches, over the tokens; a wider model needs more."""
+    narrow, wide = (_mfu.flop_per_token(night_of(pack, {**TINY, "width": width})) for width in (16, 32))
 
-    assert step_flops(alone, night.run.model, 3, 3) == pytest.approx(MATRIX_PASSES * products)
-    assert step_flops(batch, night.run.model, 3, 3) > MATRIX_PASSES * products
+    assert 3 * 2 * 4 * 16 * 16 < narrow < wide
 
 
 def test_ours_trains_and_counts_real_tokens(pack: Path) -> None:
@@ -168,6 +158,39 @@ def test_table_arms_compute_the_same_kind_of_step() -> None:
     assert {"ours", "adam", "fused_adam"} <= set(found["milliseconds"])
     assert found["fbgemm"] in ("measured", "not installed")
     assert 8 <= found["distinct_ids"] <= 8 * 64
+
+
+def test_every_part_can_be_named() -> None:
+    """The command knows the names of all parts, and no other, before it imports them."""
+    assert tuple(_parts.PARTS) == training.PARTS
+
+
+def test_a_device_is_measured_without_the_libraries_of_a_night(tmp_path: Path) -> None:
+    """`--device` prints one object; rich, polars, pydantic and mlflow are not even looked for."""
+    missing = "; ".join(
+        f"sys.modules[{name!r}] = None" for name in ("rich", "polars", "pydantic", "mlflow", "deltalake")
+    )
+    code = (
+        f"import sys; {missing}; from benchmarks.training import main; sys.exit(main(['--device', 'cpu', '--quick']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["figures"]
+    assert figures["device/tokens_per_second"]["value"] > 0
+    assert {f"device/seconds/{part}" for part in PARTS} <= set(figures)
+
+
+def test_the_large_model_is_the_configs(tmp_path: Path) -> None:
+    """Model and training settings come from the file, for one rank; without it from the module."""
+    file = tmp_path / "large.toml"
+    file.write_text(
+        '[model]\nwidth = 96\nitem_features = ["item_id"]\n[train]\nprecision = "bf16"\nmicro_batches = 8\n'
+        "[train.distributed]\nshard = 8\n[pack]\ntoken_budget = 4096\n"
+    )
+
+    assert _device.settings_of_file(file) == ({"width": 96}, {"precision": "bf16", "micro_batches": 1}, 4096)
+    assert _device.settings_of_file(tmp_path / "none.toml")[0] == _device.MODEL
 
 
 def test_the_object_has_the_contracts_shape(capsys: pytest.CaptureFixture[str]) -> None:
