@@ -71,7 +71,14 @@ def interval(differences: Sequence[float]) -> tuple[float, float | None]:
 
 
 def compare(
-    config: Config, home: str, first: Date, *, seeds: Sequence[int], nights: int, judged_from: int
+    config: Config,
+    home: str,
+    first: Date,
+    *,
+    seeds: Sequence[int],
+    nights: int,
+    judged_from: int,
+    arms: Sequence[str] = ARMS,
 ) -> dict[str, dict[int, float]]:
     """Train every arm and seed along the nights.
 
@@ -82,12 +89,13 @@ def compare(
         seeds: Of packs and draws.
         nights: How many.
         judged_from: The first night whose new events are judged, from 2 on.
+        arms: Layout and grouping of each arm.
 
     Returns:
         Mean AUC of `gate.action` on the judged nights' new events, by arm and seed.
     """
     lineages: dict[tuple[str, int], str] = {}
-    scores: dict[tuple[str, int], list[float]] = {(arm, seed): [] for arm in ARMS for seed in seeds}
+    scores: dict[tuple[str, int], list[float]] = {(arm, seed): [] for arm in arms for seed in seeds}
     for number in range(1, nights + 1):
         night = open_day(config, home, first + timedelta(days=number - 1))
         data = run_data(night)
@@ -105,7 +113,7 @@ def compare(
             lineages[arm, seed] = trained["uri"]
         promote(night, data, trained)
         console.print(f"layouts: night {number} of {nights}")
-    return {arm: {seed: fmean(scores[arm, seed]) for seed in seeds} for arm in ARMS}
+    return {arm: {seed: fmean(scores[arm, seed]) for seed in seeds} for arm in arms}
 
 
 def twin_of(night: Night, name: str, parent: str | None, seed: int | None = None) -> Night:

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _incremental, _layouts, _mfu, _speed, _steps, _tables
+from benchmarks import _incremental, _layouts, _mfu, _overhead, _speed, _steps, _tables
 from benchmarks._figures import Report
 from gr_core.config import Config, load_config
 
@@ -57,6 +57,7 @@ PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
     "speed256": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 256),
     "mfu": _mfu.measure_mfu,
     "steps": _steps.measure_steps,
+    "overhead": _overhead.measure_overhead,
     "tables": _tables.measure_tables,
     "layouts_world": lambda report, work, sizes: _world(report, work, sizes, "layouts"),
     "layouts_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "layouts"),

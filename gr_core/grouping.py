@@ -6,7 +6,7 @@ Feed took it). So a config that uses it is warned until `grouping.json` in its h
     {"format": 1, "comparisons": [{"feed": "sha256:...", "grouping": "bucketed", "auc": {"click": {"difference": -0.001,
      "low": -0.003, "high": 0.001}}, "seeds": 3}]}
 
-`python -m benchmarks.training --grouping-of CONFIG` measures and records it through `record`.
+`python -m benchmarks.grouping --config CONFIG` measures it and records it through `record`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gr_core.lake import store
 
 FORMAT = 1
 FILE = "grouping.json"
-COMMAND = "python -m benchmarks.training --grouping-of CONFIG"
+COMMAND = "python -m benchmarks.grouping --config CONFIG --first DATE"
 
 
 def feed_of(config: Config) -> str:

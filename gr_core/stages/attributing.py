@@ -28,9 +28,12 @@ NAIVE_TRAIN: dict[str, Any] = {
     "metrics": "naive",
     "fused_optimizer": False,
     "fused_lookup": False,
+    "update_touched_rows": False,
+    "sparse_update": "step",
     "precision": "fp32",
     "compile": "off",
 }
+_ONE_RANK = ("fused_lookup", "update_touched_rows")  # baselines of a single process alone
 NAIVE_PACK: dict[str, Any] = {"layout": "padded"}
 
 
@@ -108,7 +111,9 @@ def naive(config: Config) -> Config:
     """Return the config with every optimisation that it can switch off switched off."""
     values = config.resolved()
     known = {field.name for field in fields(TrainConfig)}
-    values["train"] |= {key: value for key, value in NAIVE_TRAIN.items() if key in known}
+    ranks = config.train.distributed.ranks
+    chosen = {key: value for key, value in NAIVE_TRAIN.items() if key in known and (ranks == 1 or key not in _ONE_RANK)}
+    values["train"] |= chosen
     values["pack"] |= NAIVE_PACK
     return parse_config(values)
 

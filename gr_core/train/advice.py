@@ -139,8 +139,8 @@ def _optimizer(seen: _Seen) -> Iterator[Advice]:
 def _lookup(seen: _Seen) -> Iterator[Advice]:
     if seen.train.get("fused_lookup") is False:
         yield Advice("set train.fused_lookup = true: one lookup for all tables", _FUSED_LOOKUP_SAVES)
-    if seen.train.get("sparse_rows", "touched") == "all":
-        told = "set train.sparse_rows = 'touched': update the rows that a step touched, not every row of the tables"
+    if seen.train.get("update_touched_rows") is False:
+        told = "set train.update_touched_rows = true: the rows that a step touched, not every row of the tables"
         yield Advice(told, seen.share("optimizer") * _FUSED_OPTIMIZER_SAVES)
 
 

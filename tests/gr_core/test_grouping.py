@@ -24,7 +24,7 @@ def test_grouping_without_a_comparison_is_warned_of_until_there_is_one(tmp_path:
     assert grouping.warning(plain, home) is None
     told = grouping.warning(bucketed, home)
     assert told is not None
-    assert "python -m benchmarks.training --grouping-of" in told
+    assert "python -m benchmarks.grouping --config" in told
 
     grouping.record(bucketed, home, auc=AUC, seeds=3)
     grouping.record(bucketed, home, auc=AUC, seeds=4)
