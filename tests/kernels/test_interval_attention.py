@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.interval_attention import interval_attention, interval_mask
+from kernels.interval_attention import interval_attention, interval_attention_reference, interval_mask
 
 
 def test_mask_is_the_interval_and_the_token_itself():
@@ -28,6 +28,24 @@ def test_reference_equals_a_loop_over_queries(count):
     for n in range(count):
         keys = [*range(int(lo[n]), int(hi[n])), n]
         weight = torch.softmax(torch.einsum("hk,jhk->jh", q[n], k[keys]) / math.sqrt(4), dim=0)
+        assert torch.allclose(out[n], torch.einsum("jh,jhk->hk", weight, v[keys]), atol=1e-12)
+
+
+@pytest.mark.parametrize("divisor", [None, 7.0], ids=["softmax", "silu"])
+def test_a_bias_is_added_and_pointwise_weights_are_divided(divisor):
+    """Weights are softmax(score + bias), or silu(score + bias) / divisor over the same keys, to 1e-12."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(20, 2, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    bias = torch.randn(2, 20, 20, generator=generator, dtype=torch.float64)
+    hi = torch.arange(20)
+    lo = (hi - 5).clamp(min=0)
+
+    out = interval_attention_reference(q, k, v, lo, hi, hi, bias=bias, divisor=divisor)
+
+    for n in range(20):
+        keys = [*range(int(lo[n]), int(hi[n])), n]
+        score = torch.einsum("hk,jhk->jh", q[n], k[keys]) / math.sqrt(4) + bias[:, n, keys].T
+        weight = score.softmax(dim=0) if divisor is None else score * score.sigmoid() / divisor
         assert torch.allclose(out[n], torch.einsum("jh,jhk->hk", weight, v[keys]), atol=1e-12)
 
 
