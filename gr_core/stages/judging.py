@@ -110,6 +110,7 @@ def register(
         models.log_dataset(run, night.table_uri, ingested["bound"], ingested["rows"])
         child = models.child(run, "train")
         models.log(child, trained["metrics"])
+        models.tag(child, {"attention": trained.get("attention")})
         checkpoint = store.local_copy(trained["uri"])
         models.log_series(child, step_metrics(checkpoint))
         models.finish(child, "FINISHED")

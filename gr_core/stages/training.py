@@ -39,8 +39,8 @@ def train(
         progress: Called with each progress line of the child.
 
     Returns:
-        The CheckpointRef as JSON, `metrics`, `newest_supervised_us`, and what evaluation beside training found
-        (`evaluating.collect`).
+        The CheckpointRef as JSON, `metrics`, `newest_supervised_us`, `attention` (the kernel that ran), and what evaluation
+        beside training found (`evaluating.collect`).
 
     Raises:
         TrainingError: The child stopped; its own words.
@@ -87,6 +87,7 @@ def train(
             **ref.to_json(),
             "metrics": state["metrics"],
             "newest_supervised_us": state["newest_supervised_us"],
+            "attention": state.get("attention"),
             "advice": with_evaluation(state.get("advice", []), 0.0 if not config.evaluation.parallel else None),
             **evaluating.collect(output, folder),
         }
