@@ -72,7 +72,9 @@ class Compilation:
             values = torch.zeros(len(inputs.rows), builder.config.width, device=device, requires_grad=True)
             model.train()
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # torch asks itself
+                warnings.filterwarnings(
+                    "ignore", "The .grad attribute of a Tensor that is not a leaf"
+                )  # torch asks itself
                 logits: Tensor = model(values, inputs)
                 logits.sum().backward()  # type: ignore[no-untyped-call]
             model.zero_grad(set_to_none=True)

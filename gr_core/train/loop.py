@@ -22,8 +22,8 @@ from gr_core.model.recommender import new_recommender
 from gr_core.train.advice import advise, nodes_of
 from gr_core.train.attention import attention_of
 from gr_core.train.attribution import Attribution, attribution
-from gr_core.train.belonging import check_pack, check_parent
 from gr_core.train.baseline import new_tables
+from gr_core.train.belonging import check_pack, check_parent
 from gr_core.train.compute import Compilation, execution_of
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.distributed import Ranks, StepEnd, blank_batch, connect, device_of
@@ -150,6 +150,7 @@ class Night:
         self.newest: dict[str, int] = dict(self.parent_state["newest_supervised_us"]) if self.parent_state else {}
         self.cursor = 0
         self.series = StepSeries()
+        self.save_seconds = 0.0
         self.last_good: Callable[[], Path | None] = lambda: run.parent
         weights = [run.train.action_weights.get(name, 1.0) for name in self.supervised]
         self._action_weights = torch.tensor(weights, device=self.device)
@@ -386,6 +387,6 @@ class Night:
             "supervised": self.supervised,
             "supervised_mask": self.reader.index["supervised"],
             "pack_digest": self.reader.digest,
-            "metrics": metrics | perf | self._compilation.metrics(),
+            "metrics": metrics | {"perf/save_seconds": self.save_seconds} | perf | self._compilation.metrics(),
             "advice": advise(perf, run.config, nodes=nodes_of(run, self.device)),
         }

@@ -49,6 +49,8 @@ class Training(Protocol):
     cursor: int
     """Batches of the night that are consumed."""
     series: StepSeries
+    save_seconds: float
+    """How long the loop stood still for step checkpoints: copies to host memory, and waits for the save before."""
     metrics: RunningMetrics
     """This rank's counts."""
     loss_sum: Tensor
@@ -101,7 +103,6 @@ class StepSaver:
         self._writing: Future[None] | None = None
         self._host: dict[str, Tensor] = {}
         self._since = 0
-        self._seconds = 0.0
         self._saved = -1
         self._is_first = True
 
@@ -188,12 +189,7 @@ class StepSaver:
             rates = {"dense": asdict(night.dense.rates), "sparse": asdict(night.sparse.rates)}
             state |= {"night": {"loss_weight": night.loss_weight, "rates": rates}}
             self._writing = self._pool.submit(self._write, state, night.series.to_bytes(), ready)
-        self._seconds += time.perf_counter() - began
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the loop stood still for saving: copies to host memory, and waits for the save before."""
-        return self._seconds
+        night.save_seconds += time.perf_counter() - began
 
     def wait(self) -> None:
         """Wait for what is being written.

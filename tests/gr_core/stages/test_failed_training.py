@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tests.tiny as tiny
 from gr_core.errors import TrainingError
 from gr_core.lake.journal import Journal, champion, nights
+from gr_core.stages import training
+from gr_core.train import loop
+from gr_core.train.run import read_run
 from gr_core.train.series import read_series
 from tests.erased import conclude
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
 DAYS = [tiny.FIRST_DAY + timedelta(days=n) for n in range(3)]
+SAVING = ("train.save_every_steps=1", "evaluation.parallel=false")
 INFINITE = "train.action_weights.click=1e39"  # a number, but none in fp32
 
 
@@ -41,6 +47,30 @@ def test_f4_the_night_after_starts_from_the_champion_and_covers_both_days(tmp_pa
     due = sum(part["counts"]["due"] for part in third["sequences"])
     assert due > 1.5 * tiny.ROWS_A_DAY  # one day has no more than ROWS_A_DAY
     assert third["train"]["step"] > first["train"]["step"]
+
+
+def test_a_killed_training_is_taken_up_by_the_stage(tmp_path: Path) -> None:
+    """Its child killed, the stage's next attempt goes on from a step checkpoint to the uninterrupted digest (case F3)."""
+    config = tiny.make(tmp_path, days=1)
+    night, done = run(config, tmp_path / "home", DAYS[0], *SAVING, stop_after="pack")
+
+    def kill(line: dict[str, Any]) -> None:
+        if line["step"] > 4:
+            raise KeyboardInterrupt  # the stage kills its child on any error of its own
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(night, done["pack"], done["vocabulary"], kill)
+    folder = tmp_path / "home" / "nights" / night.key
+    assert list(folder.glob("checkpoint-*/manifest.json")) == []
+
+    steps: list[int] = []
+    trained = training.train(night, done["pack"], done["vocabulary"], lambda line: steps.append(line["step"]))
+
+    assert steps[0] > 1
+    assert "going on from" in (folder / "train.log").read_text()
+    assert list(folder.glob("*.steps")) == []
+    whole = replace(read_run(folder / "RUN.json"), output=tmp_path / "whole")
+    assert trained["digest"] == loop.train(whole, lambda line: None)["digest"]
 
 
 def test_f8_every_steps_rates_are_in_the_registry(tmp_path: Path) -> None:
