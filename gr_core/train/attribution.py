@@ -19,7 +19,7 @@ from gr_core.train.tracing import Counts, Trace, counted
 PARTS = ("forward", "backward", "optimizer", "data_wait", "metrics")
 
 # One step a night is counted, once so many seconds have passed that what the counting costs is below 1 % of them.
-_COUNT_AFTER_SECONDS = {"cpu": 1.0, "cuda": 300.0}
+_COUNT_AFTER_SECONDS = {"cpu": 10.0, "cuda": 300.0}
 _MEASURE_AGAIN_SECONDS = 30.0  # between two measurements of the peak: the best counts, since a busy machine tells less
 _DRAIN_EVENTS = 256  # pairs of CUDA events that may wait to be read
 

@@ -6,7 +6,6 @@ counted by RecordFunction alone: starting torch.profiler there costs seconds, as
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,8 @@ import torch
 
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-_READ = "aten::_local_scalar_dense"  # a tensor's value read on the host: .item(), bool(), float()
+# A tensor's value read on the host: .item(), bool(), float(); shapes that follow from values
+_READERS = ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::tolist")
 
 Counts = dict[str, float]
 
@@ -44,22 +44,24 @@ def _cpu_counted(counts: Counts) -> Iterator[None]:
         yield
     finally:
         threads = of._disable_profiler_legacy()
-    outer = Counter(name for events in threads for name in _outermost((event.kind(), event.name()) for event in events))
-    reads = sum(1 for events in threads for event in events if event.kind() == "push" and event.name() == _READ)
-    counts |= {"perf/ops_per_step": float(outer.total()), "perf/host_syncs_per_step": float(reads)}
+    names = [name for events in threads for name in _outermost((event.kind(), event.name()) for event in events)]
+    reads = sum(name in _READERS for name in names)
+    counts |= {"perf/ops_per_step": float(len(names)), "perf/host_syncs_per_step": float(reads)}
 
 
 def _outermost(events: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield the operators of one thread's (push or pop, name) records that no other operator called."""
-    open_: list[bool] = []  # of what is not ended, whether it is an operator
+    depth = inside = 0  # of open records; of the open operator that no other one called, 0: there is none
     for kind, name in events:
         if kind == "push":
-            is_operator = name.startswith("aten::")
-            if is_operator and True not in open_:
+            depth += 1
+            if not inside and name.startswith("aten::"):
+                inside = depth
                 yield name
-            open_.append(is_operator)
-        elif kind == "pop" and open_:
-            open_.pop()
+        elif kind == "pop" and depth:
+            if inside == depth:
+                inside = 0
+            depth -= 1
 
 
 @contextmanager
