@@ -4,7 +4,7 @@ import pytest
 
 from gr_core.errors import FormatError
 from gr_core.train import loop
-from gr_core.train.series import SCHEMA, SERIES_FILE, StepSeries, read_series
+from gr_core.train.series import SCHEMA, SERIES_FILE, StepSeries, read_series, step_metrics
 
 
 def test_f8_rates_and_gradient_norm_are_kept_for_every_step(packs, tokens):
@@ -35,3 +35,23 @@ def test_a_series_reads_back_and_a_checkpoint_without_one_has_no_steps(tmp_path)
     (tmp_path / SERIES_FILE).write_bytes(b"damaged")
     with pytest.raises(FormatError, match=r"steps\.arrow cannot be read"):
         read_series(tmp_path)
+
+
+def test_a_registry_gets_evenly_spaced_steps_of_a_long_night(tmp_path):
+    """Of 101 steps at most 11 are told, every tenth, the first and the last too; of few all are."""
+    series = StepSeries()
+    rates = {"dense_learning_rate": 0.1, "sparse_learning_rate": 0.2}
+    for step in range(1, 102):
+        series.add(step, step - 1, loss=float(step), norm=1.0, rates=rates)
+    (tmp_path / SERIES_FILE).write_bytes(series.to_bytes())
+
+    told = step_metrics(tmp_path, most=11)
+
+    assert list(told) == list(range(1, 102, 10))
+    assert told[101] == {
+        "train/step/loss": 101.0,
+        "train/step/gradient_norm": 1.0,
+        "train/step/dense_learning_rate": 0.1,
+        "train/step/sparse_learning_rate": 0.2,
+    }
+    assert len(step_metrics(tmp_path)) == 101
