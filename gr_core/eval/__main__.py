@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = threading.Event()
     if options.exit_with_stdin:
         threading.Thread(target=_follow_stdin, args=(ended,), daemon=True).start()
-    _give_way(options.run)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read by OpenMP when torch is loaded; see gr_core.train
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     from gr_core.eval.watching import Watcher, is_finished, open_results, read_watch
 
+    _give_way(options.run)  # only now: training's own process imports meanwhile, and the first checkpoint comes soon
     try:
         watch = read_watch(options.run)
         write = open_results(watch.run.output)
@@ -73,7 +73,7 @@ def _follow_stdin(ended: threading.Event) -> None:
 
 
 def _give_way(run: Path) -> None:
-    """Lower this process's priority by `evaluation.niceness` before torch is loaded, which costs seconds by itself."""
+    """Lower this process's priority by `evaluation.niceness`."""
     try:
         settings = json.loads(run.read_text(encoding="utf-8")).get("evaluation") or {}
         os.nice(int(settings.get("niceness", 0)))
