@@ -37,6 +37,7 @@ def pack_of(
     *,
     token_budget: int = TOKEN_BUDGET,
     rows: Mapping[str, int] | None = None,
+    days: int = 1,
     **rules: Any,
 ) -> Path:
     """Write a train pack of a preset's lengths.
@@ -47,9 +48,10 @@ def pack_of(
         num_tokens: About how many.
         token_budget: Of a batch.
         rows: Real rows of each table; None: `ROWS`.
+        days: Sessions of targets of a segment.
         rules: layout and grouping.
     """
-    source = _segments.source_of(preset, num_tokens, rows=rows or ROWS)
+    source = _segments.source_of(preset, num_tokens, rows=rows or ROWS, days=days)
     meta = PackMeta(
         role="train",
         features=_segments.FEATURES,

@@ -7,9 +7,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _incremental, _layouts, _mfu, _overhead, _speed, _steps, _tables
+from benchmarks import _incremental, _layouts, _mfu, _overhead, _parallel, _rollout, _speed, _steps, _tables
 from benchmarks._figures import Report
 from gr_core.config import Config, load_config
+from gr_core.data.population import World
 
 CONF = Path(__file__).parent.parent / "conf"
 KUAIRAND = Path("../shared/data/kuairand")
@@ -23,6 +24,8 @@ FULL: Sizes = {
     "tokens": 1_500_000,
     "batches": {"ours": 4, "padded": 2, "bucketed": 8, "equal": 6},
     "rounds": 5,
+    "rollout_tokens": 32_768,
+    "parallel": {"num_users": 20_000, "pairs": 5},
     "matrix": 1024,
     "steps": 10,
     "table_rows": [100_000, 1_000_000],
@@ -43,6 +46,8 @@ QUICK: Sizes = {
     "tokens": 20_000,
     "batches": {"ours": 1, "padded": 1, "bucketed": 2, "equal": 1},
     "rounds": 1,
+    "rollout_tokens": 2_048,
+    "parallel": {"num_users": 200, "pairs": 1},
     "matrix": 64,
     "steps": 1,
     "table_rows": [1_000],
@@ -52,18 +57,11 @@ QUICK: Sizes = {
     "incremental": {"nights": 3, "judged": (2,), "windows": ((_incremental.ALL, 1),)},
     "kuairand": {"nights": 2, "judged": (), "windows": ()},
 }
-PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
-    "speed64": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 64),
-    "speed256": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 256),
-    "mfu": _mfu.measure_mfu,
-    "steps": _steps.measure_steps,
-    "overhead": _overhead.measure_overhead,
-    "tables": _tables.measure_tables,
-    "layouts_world": lambda report, work, sizes: _world(report, work, sizes, "layouts"),
-    "layouts_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "layouts"),
-    "incremental_world": lambda report, work, sizes: _world(report, work, sizes, "incremental"),
-    "incremental_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "incremental"),
-}
+
+
+def _evaluation(report: Report, work: Path, sizes: Sizes) -> None:
+    """Measure what evaluation beside training adds to training's wall time, on the embedded world's users."""
+    _parallel.measure_parallel(report, work, World(), **sizes["parallel"])
 
 
 def _world(report: Report, work: Path, sizes: Sizes, what: str) -> None:
@@ -92,3 +90,19 @@ def _quality(report: Report, work: Path, name: str, config: Config, first: date,
     else:
         chosen = sizes["kuairand"] if name == "kuairand" else sizes["incremental"]
         _incremental.measure_incremental(report, work, name, config, first, chosen)
+
+
+PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
+    "speed64": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 64),
+    "speed256": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 256),
+    "mfu": _mfu.measure_mfu,
+    "steps": _steps.measure_steps,
+    "overhead": _overhead.measure_overhead,
+    "tables": _tables.measure_tables,
+    "rollout": _rollout.measure_rollout,
+    "parallel": _evaluation,
+    "layouts_world": lambda report, work, sizes: _world(report, work, sizes, "layouts"),
+    "layouts_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "layouts"),
+    "incremental_world": lambda report, work, sizes: _world(report, work, sizes, "incremental"),
+    "incremental_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "incremental"),
+}

@@ -126,12 +126,24 @@ class PaddedModel(nn.Module):
         num_rows: Rows of each feature's table, [F].
         num_actions: A.
         dropout: After attention and feed-forward.
+        one_table: All features' rows end to end in one table, read by one lookup.
     """
 
     def __init__(
-        self, width: int, layers: int, heads: int, num_rows: list[int], num_actions: int, dropout: float
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        num_rows: list[int],
+        num_actions: int,
+        dropout: float,
+        *,
+        one_table: bool = False,
     ) -> None:
         super().__init__()
+        self.one_table = one_table
+        self.register_buffer("offsets", torch.tensor([0, *num_rows[:-1]]).cumsum(0))
+        num_rows = [sum(num_rows)] if one_table else num_rows
         self.tables = nn.ModuleList(nn.Embedding(rows, width, padding_idx=0) for rows in num_rows)
         self.states = nn.Linear(3 * num_actions + 1, width, bias=False)
         self.gap = nn.Embedding(_NUM_GAPS, width)
@@ -152,7 +164,10 @@ class PaddedModel(nn.Module):
             targets: Flat places of the targets, [N].
             mask: [B, 1, L, L] bool, true = attends; None: plainly causal.
         """
-        item = sum(table(rows[..., place]) for place, table in enumerate(self.tables))
+        if self.one_table:
+            item = self.tables[0](rows + self.offsets).sum(dim=-2)
+        else:
+            item = sum(table(rows[..., place]) for place, table in enumerate(self.tables))
         x = item + self.states(states) + self.gap(gaps)
         angle = torch.arange(rows.shape[1])[:, None] * self.frequency
         angles = torch.complex(angle.cos(), angle.sin())
@@ -173,13 +188,24 @@ class Rival:
             lengths (all users sorted by length, cut, the batches shuffled); equal: users of one length.
         batch_users: B.
         seed: Of the shuffles.
+        masked: Key padding and causal mask for attention; None: for random batches only.
+        fused: AdamW(fused=True); False: torch's default.
     """
 
     def __init__(
-        self, users: Users, model: PaddedModel, batching: Batching, batch_users: int = 64, seed: int = 0
+        self,
+        users: Users,
+        model: PaddedModel,
+        batching: Batching,
+        *,
+        batch_users: int = 64,
+        seed: int = 0,
+        masked: bool | None = None,
+        fused: bool = False,
     ) -> None:
-        self.users, self.model, self.batching = users, model, batching
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        self.users, self.model = users, model
+        self.masked = batching == "random" if masked is None else masked
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused or None)
         order = np.random.default_rng(seed).permutation(len(users.lengths))
         if batching == "bucketed":
             order = order[np.argsort(users.lengths[order], kind="stable")]
@@ -212,29 +238,46 @@ class Rival:
         return lambda: sum(self.step(self._batches[next(self._next)]) for _ in range(count))
 
     def step(self, numbers: Longs) -> int:
-        """Train one batch of users; returns its real tokens."""
+        """Train one batch of users; returns what `amount` says of it."""
+        given, labels = self.inputs(numbers)
+        logits = self.model(*given)
+        self._optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(logits, labels).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self.after_step(logits.detach(), labels)
+        return self.amount(numbers)
+
+    def amount(self, numbers: Longs) -> int:
+        """Return the real tokens of a batch."""
+        return int(self.users.lengths[numbers].sum())
+
+    def after_step(self, logits: Tensor, labels: Tensor) -> None:
+        """Do what a loop does besides: nothing here."""
+
+    def inputs(self, numbers: Longs) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+        """Return what the model takes for a batch of users, and the labels of its targets."""
         users = self.users
         lengths = users.lengths[numbers]
         column = np.arange(int(lengths.max()))
         valid = column < lengths[:, None]
         place = np.where(valid, users.starts[numbers][:, None] + column, 0)
-        rows, gaps = users.rows[place], users.gaps[place]
-        rows[~valid] = 0
         targets = np.flatnonzero(users.is_target[place] & valid)
         labels = torch.from_numpy(users.labels[place.ravel()[targets]])
         mask = None
-        if self.batching == "random":
+        if self.masked:
             causal = np.tri(len(column), dtype=np.bool_)
             mask = torch.from_numpy((causal & valid[:, None, :])[:, None])
-        logits = self.model(
+        rows, states, gaps = self.gather(numbers, place, valid)
+        return (rows, states, gaps, torch.from_numpy(targets), mask), labels
+
+    def gather(self, numbers: Longs, place: Longs, valid: npt.NDArray[np.bool_]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows, states and gaps of a batch, [B, L, ...], by one fancy index each."""
+        del numbers
+        rows = self.users.rows[place]
+        rows[~valid] = 0
+        return (
             torch.from_numpy(rows),
-            torch.from_numpy(users.states[place]),
-            torch.from_numpy(gaps),
-            torch.from_numpy(targets),
-            mask,
+            torch.from_numpy(self.users.states[place]),
+            torch.from_numpy(self.users.gaps[place]),
         )
-        self._optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(logits, labels).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step()
-        return int(lengths.sum())

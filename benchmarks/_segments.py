@@ -25,7 +25,9 @@ _MINUTE_US = 60_000_000
 _ROLE = 1
 
 
-def source_of(preset: str, num_tokens: int, seed: int = 0, *, rows: Mapping[str, int] | None = None) -> RaggedSource:
+def source_of(
+    preset: str, num_tokens: int, seed: int = 0, *, rows: Mapping[str, int] | None = None, days: int = 1
+) -> RaggedSource:
     """Return about so many tokens in segments of a preset's lengths, one segment a user.
 
     Args:
@@ -33,6 +35,8 @@ def source_of(preset: str, num_tokens: int, seed: int = 0, *, rows: Mapping[str,
         num_tokens: About how many tokens in all.
         seed: Another one is other segments.
         rows: Real rows of each feature's table, drawn by Zipf's law; None: all ids equally likely.
+        days: How many sessions of targets a segment has, behind the same history; more than one make it longer than the
+            preset says.
     """
     lengths = lengths_of(preset, max(num_tokens // 8, 8), seed)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), num_tokens)) + 1]
@@ -44,7 +48,7 @@ def source_of(preset: str, num_tokens: int, seed: int = 0, *, rows: Mapping[str,
         )
         for name in FEATURES
     }
-    return RaggedSource([_ragged(rng, lengths)], [tables], _ROLE)
+    return RaggedSource([_ragged(rng, lengths, days)], [tables], _ROLE)
 
 
 def _rows(rng: np.random.Generator, num_rows: int | None) -> Longs:
@@ -61,9 +65,11 @@ def zipf(rng: np.random.Generator, num_rows: int, size: int) -> Longs:
     return rng.permutation(num_rows)[np.minimum(ranks, num_rows - 1)]
 
 
-def _ragged(rng: np.random.Generator, lengths: Longs) -> Ragged:
+def _ragged(rng: np.random.Generator, lengths: Longs, days: int) -> Ragged:
     targets = np.minimum(SESSION, lengths)
     history = lengths - targets
+    targets = targets * days
+    lengths = history + targets
     begin = np.cumsum(history) - history
     past = int(history.sum())
     rows = np.empty((int(lengths.sum()), width(len(FEATURES))), np.int32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _device, _mfu, _parts, _speed, _steps, _tables, training
+from benchmarks import _child, _device, _mfu, _parts, _rollout, _speed, _steps, _tables, training
 from benchmarks._ours import ITEM_FEATURES, ROWS, Ours, night_of, pack_of
 from benchmarks._pairs import interleave, medians, ratio
 from benchmarks._rival import PaddedModel, Rival, Users, read_users
@@ -160,6 +160,60 @@ def test_table_arms_compute_the_same_kind_of_step() -> None:
     assert 8 <= found["distinct_ids"] <= 8 * 64
 
 
+def test_the_roll_out_sets_one_switch_after_the_other() -> None:
+    """Naive has none; alone has one; cumulative those of the design's order up to its own, the last one all."""
+    arms = _rollout.arms_of()
+
+    assert arms["alone/naive"] == frozenset()
+    assert arms["alone/metrics"] == {"metrics"}
+    assert arms["cumulative/loader"] == {"incremental", "loader"}
+    assert arms["cumulative/fused_lookup"] == set(_rollout.SWITCHES)
+    assert len(arms) == 1 + 2 * len(_rollout.SWITCHES)
+
+
+def test_arms_of_the_roll_out_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds per million events of this night: the padded loop, the product with naive switches, and all of them."""
+    arms = _rollout.arms_of()
+    some = {name: arms[name] for name in ("alone/naive", "alone/packed", "cumulative/fused_lookup")}
+    monkeypatch.setattr(_rollout, "arms_of", lambda: some)
+    found = _rollout.roll_out(str(tmp_path), 16, 1, num_tokens=6_000, amount=2_000, rounds=1)
+
+    assert set(found["alone"]) == {"naive", "packed"}
+    assert set(found["cumulative"]) == {"fused_lookup"}
+    assert all(seconds > 0 for kind in ("alone", "cumulative") for seconds in found[kind].values())
+
+
+def test_a_week_has_seven_times_the_targets_behind_the_same_history(tmp_path: Path) -> None:
+    """Days add targets to a segment and nothing else, so a retrain's events count a seventh."""
+    day, week = (night_of(pack_of(tmp_path / f"{days}", "ads", 5_000, days=days), TINY).reader.index for days in (1, 7))
+
+    assert week["num_supervised"] == 7 * day["num_supervised"]
+    assert week["num_tokens"] - week["num_supervised"] == day["num_tokens"] - day["num_supervised"]
+
+
+def test_loops_collate_alike_and_read_one_table_as_many(users: Users) -> None:
+    """User by user or by whole columns: the same logits; rows end to end in one table are those of each."""
+    model = padded(users.rows.shape[1])
+    slow, quick = (_rollout._Loop(users, frozenset(on), model, 1.0) for on in ([], ["loader"]))
+    numbers = np.array([3, 0, 5])
+    torch.manual_seed(0)
+    joined = PaddedModel(16, 2, 4, [10_003] * users.rows.shape[1], 3, 0.0, one_table=True)
+    own = {key: value for key, value in model.state_dict().items() if not key.startswith("tables")}
+    joined.load_state_dict(own | {"tables.0.weight": torch.cat([table.weight for table in model.tables])})
+
+    given = quick.inputs(numbers)[0]
+
+    torch.testing.assert_close(model(*slow.inputs(numbers)[0]), model(*given))
+    torch.testing.assert_close(joined(*given), model(*given))
+
+
+def test_the_holdout_is_scored_at_its_pace() -> None:
+    """One batch of 10 tokens for every 40 trained, whatever the batches."""
+    pace = _rollout._Pace(10)
+
+    assert [pace.due(tokens) for tokens in (39, 1, 100, 20)] == [0, 1, 2, 1]
+
+
 def test_every_part_can_be_named() -> None:
     """The command knows the names of all parts, and no other, before it imports them."""
     assert tuple(_parts.PARTS) == training.PARTS
@@ -193,8 +247,11 @@ def test_the_large_model_is_the_configs(tmp_path: Path) -> None:
     assert _device.settings_of_file(tmp_path / "none.toml")[0] == _device.MODEL
 
 
-def test_the_object_has_the_contracts_shape(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_object_has_the_contracts_shape(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One object on stdout: figures with four keys, conditions; --quick never misses."""
+    monkeypatch.setattr(_tables, "measure", lambda target, **arguments: _child.call(target, arguments))
     status = training.main(["--quick", "--only", "tables", "--json"])
     printed = json.loads(capsys.readouterr().out)
 
