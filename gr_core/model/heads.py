@@ -70,4 +70,7 @@ class MixtureOfExperts(nn.Module):
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-HEADS: dict[str, type[SharedBottom] | type[MixtureOfExperts]] = {"shared_bottom": SharedBottom, "mmoe": MixtureOfExperts}
+HEADS: dict[str, type[SharedBottom] | type[MixtureOfExperts]] = {
+    "shared_bottom": SharedBottom,
+    "mmoe": MixtureOfExperts,
+}
