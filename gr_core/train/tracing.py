@@ -16,7 +16,7 @@ import torch
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 # A tensor's value read on the host: .item(), bool(), float(); shapes that follow from values
-_READERS = ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::tolist")
+_READERS = ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::equal", "aten::nonzero")
 
 Counts = dict[str, float]
 
