@@ -256,3 +256,42 @@ def test_the_first_target_of_every_segment_is_plainly_causal_without_history() -
     )
 
     assert causal_runs(made).tolist() == [1, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_f10_flex_on_cuda_equals_dense_with_gradients(
+    settings: dict[str, float], dtype: torch.dtype, atol: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled FlexAttention, forward and backward, against the dense reference in fp64 (case F10)."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    made = layout(F10_LENGTHS, **settings)
+    _on_cuda(plan_flex(made, token_budget=BUDGET), made, dtype, atol)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"window_days": 4.0}], ids=["plain", "window"])
+def test_f10_varlen_on_cuda_equals_dense_with_gradients(settings: dict[str, float]) -> None:
+    """FlashAttention on plainly causal runs and FlexAttention on the rest, forward and backward."""
+    made = layout(F10_LENGTHS, **settings)
+    _on_cuda(plan_varlen(made, token_budget=BUDGET), made, torch.bfloat16, 2e-2)
+
+
+def _on_cuda(plan: AttentionPlan, made: Layout, dtype: torch.dtype, atol: float) -> None:
+    exact = [x.detach().to(dtype).double().requires_grad_() for x in heads(len(made.lo), dim=32)]
+    expected = both(plan_dense(made), made, *exact)
+    cotangent = torch.randn_like(expected).to(dtype)
+    wanted = torch.autograd.grad(expected, exact, cotangent.double())
+    given = [x.detach().to("cuda", dtype).requires_grad_() for x in exact]
+    on_device = plan.map(lambda tensor: tensor.to("cuda"))
+    targets = torch.from_numpy(made.targets).cuda()
+    q, k, v = given
+
+    got = torch.cat([on_device.attend(torch.cat([q, k], dim=1), v), on_device.attend_targets(q[targets], k, v)])
+    found = torch.autograd.grad(got, given, cotangent.cuda())
+
+    for mine, theirs in zip((got, *found), (expected, *wanted), strict=True):
+        scale = theirs.abs().max().clamp(min=1.0)
+        assert bool(torch.isfinite(mine).all())
+        assert ((mine.cpu().double() - theirs).abs().max() / scale) < atol
