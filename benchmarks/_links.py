@@ -107,7 +107,7 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def measure_links(report: Report, work: Path, *, steps: int = 3, width: int = 256, layers: int = 4) -> dict[str, Sent]:
+def measure_links(report: Report, work: Path, *, steps: int = 3, width: int = 256, layers: int = 4) -> None:
     """Add the bytes a step of each layout, and HSDP's share of what FSDP sends across, which is to be below 1.
 
     Args:
@@ -116,9 +116,6 @@ def measure_links(report: Report, work: Path, *, steps: int = 3, width: int = 25
         steps: Steps that are counted, after one that is not.
         width: The model's.
         layers: The model's.
-
-    Returns:
-        What each layout sends.
     """
     found = sent_by_layout(work, steps=steps, width=width, layers=layers)
     for name, sent in found.items():
@@ -128,7 +125,6 @@ def measure_links(report: Report, work: Path, *, steps: int = 3, width: int = 25
         value=found["hsdp_2x2"].across / found["fsdp_1x4"].across, unit="of FSDP's bytes", at_most=1.0
     )
     report.conditions["links"] = {"ranks": RANKS, "near": NEAR, "width": width, "layers": layers, "steps": steps}
-    return found
 
 
 def sent_by_layout(work: Path, *, steps: int, width: int, layers: int) -> dict[str, Sent]:

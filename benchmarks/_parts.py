@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _incremental, _layouts, _mfu, _overhead, _parallel, _rollout, _speed, _steps, _tables
+from benchmarks import _incremental, _layouts, _links, _mfu, _overhead, _parallel, _rollout, _speed, _steps, _tables
 from benchmarks._figures import Report
 from gr_core.config import Config, load_config
 from gr_core.data.population import World
@@ -26,6 +26,7 @@ FULL: Sizes = {
     "rounds": 5,
     "rollout_tokens": 32_768,
     "parallel": {"num_users": 20_000, "pairs": 5},
+    "links": {},
     "matrix": 1024,
     "steps": 10,
     "table_rows": [100_000, 1_000_000],
@@ -48,6 +49,7 @@ QUICK: Sizes = {
     "rounds": 1,
     "rollout_tokens": 2_048,
     "parallel": {"num_users": 200, "pairs": 1},
+    "links": {"steps": 1, "width": 32, "layers": 2},
     "matrix": 64,
     "steps": 1,
     "table_rows": [1_000],
@@ -101,6 +103,7 @@ PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
     "tables": _tables.measure_tables,
     "rollout": _rollout.measure_rollout,
     "parallel": _evaluation,
+    "links": lambda report, work, sizes: _links.measure_links(report, work, **sizes["links"]),
     "layouts_world": lambda report, work, sizes: _world(report, work, sizes, "layouts"),
     "layouts_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "layouts"),
     "incremental_world": lambda report, work, sizes: _world(report, work, sizes, "incremental"),

@@ -29,6 +29,7 @@ PARTS = (
     "tables",
     "rollout",
     "parallel",
+    "links",
     "layouts_world",
     "layouts_kuairand",
     "incremental_world",
