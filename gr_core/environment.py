@@ -123,7 +123,7 @@ def child_variables() -> dict[str, str]:
 
 
 def prepare_tools(home: str) -> str:
-    """Set what Prefect and MLflow read at import: state in the home (beside it where remote), logs of ours, no telemetry.
+    """Set what Prefect, MLflow and torch.compile read: state in the home (beside it where remote), logs of ours, no telemetry.
 
     Whatever is already set in the environment stands, so a team's own servers are used.
 
@@ -147,6 +147,8 @@ def prepare_tools(home: str) -> str:
         # Scoring shares the cores with training: spinning OpenMP threads cost it a factor of 14 (measured, 2 cores).
         "OMP_WAIT_POLICY": "passive",
         "PREFECT_HOME": str(state),
+        # Compiled kernels, by content: written beside and renamed, so that processes and nights share them.
+        "TORCHINDUCTOR_CACHE_DIR": str(state.with_name("compiled")),
     }
     if not uris.is_local(home):
         _need_boto3(home)

@@ -16,6 +16,7 @@ from gr_core.data.batches import PackReader
 from gr_core.errors import FormatError
 from gr_core.model.attention import bucketed_planner
 from gr_core.model.embeddings import RowMap, TableSpec, read_fallbacks
+from gr_core.model.execution import PLAIN, Execution
 from gr_core.model.inputs import InputBuilder
 from gr_core.model.recommender import Recommender, new_recommender
 from gr_core.model.settings import ModelConfig
@@ -58,12 +59,20 @@ class Scorer:
         checkpoint: A complete checkpoint.
         num_threads: CPU threads.
         device: Where the model and the tables lie; scores come back on the CPU.
+        execution: How the model runs.
 
     Raises:
         FormatError: The checkpoint is not complete or of another format.
     """
 
-    def __init__(self, checkpoint: Path, *, num_threads: int = 1, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        num_threads: int = 1,
+        device: torch.device | str = "cpu",
+        execution: Execution = PLAIN,
+    ) -> None:
         torch.set_num_threads(num_threads)
         self.device = torch.device(device)
         tensors, self.state = load_checkpoint(checkpoint)
@@ -75,7 +84,7 @@ class Scorer:
         }
         self.model: Recommender = new_recommender(self.config, len(self.actions), len(self.supervised), seed=0)
         copy_tensors({f"dense.{name}": p for name, p in self.model.named_parameters()}, tensors)
-        self.model.eval().to(self.device)
+        execution.apply(self.model.eval().to(self.device))
         self.weight = torch.cat([tensors[f"sparse.{name}.weight"] for name in self.config.features]).to(self.device)
 
     def row_map(self, vocabulary: Path | None) -> RowMap:
@@ -153,7 +162,11 @@ def _builder(config: ModelConfig, index: dict[str, Any], rows: RowMap) -> InputB
 
 @torch.inference_mode()
 def warm_up(
-    reader: PackReader, config: ModelConfig, tables: Sequence[TableSpec], device: torch.device | str = "cpu"
+    reader: PackReader,
+    config: ModelConfig,
+    tables: Sequence[TableSpec],
+    device: torch.device | str = "cpu",
+    execution: Execution = PLAIN,
 ) -> None:
     """Score one batch of a pack with untrained weights: what a process does only once is done before it matters.
 
@@ -162,6 +175,7 @@ def warm_up(
         config: Shape of the model.
         tables: Tables of the pack's vocabulary.
         device: Where the model will run.
+        execution: How it will run: compiled regions come from the disk cache where an earlier process left them.
     """
     index = reader.index
     number = next((n for n, weight in enumerate(index["batch_weights"]["token"]) if weight > 0), None)
@@ -170,7 +184,9 @@ def warm_up(
     ordered = sorted(tables, key=lambda table: config.features.index(table.name))
     inputs = _builder(config, index, RowMap(ordered)).build(reader.batch(number)).to(torch.device(device))
     model = new_recommender(config, len(index["actions"]), int(index["supervised"]).bit_count(), seed=0)
-    model.eval().to(device)(torch.zeros(len(inputs.rows), config.width, device=device), inputs)
+    execution.apply(model.eval().to(device))
+    with torch.inference_mode():
+        model(torch.zeros(len(inputs.rows), config.width, device=device), inputs)
 
 
 def score_pack(checkpoint: Path, pack: Path, *, vocabulary: Path | None = None, num_threads: int = 1) -> Scored:

@@ -30,6 +30,7 @@ from gr_core.data.batches import PackReader
 from gr_core.errors import FormatError, UsageError
 from gr_core.eval import metrics, scores
 from gr_core.eval.scoring import Scorer, warm_up
+from gr_core.model.execution import Execution
 from gr_core.train.distributed import device_of
 from gr_core.train.run import Run, read_run
 from gr_core.train.state import read_state, step_checkpoints
@@ -107,6 +108,8 @@ class Watcher:
     def __init__(self, watch: Watch, say: Say) -> None:
         self._watch = watch
         self._say = say
+        # compiled as training is, yet in full precision: the gate takes the final checkpoint's scores
+        self._execution = Execution(compile=watch.run.train.compile)
         self._began = time.monotonic()
         # an earlier attempt's scores stand
         told = [line for line in read_lines(watch.run.output) if line["event"] == "scored" and not line["final"]]
@@ -116,7 +119,7 @@ class Watcher:
         """Import and run all that scoring needs, so that the first checkpoint does not wait for it."""
         run = self._watch.run
         torch.set_num_threads(self._watch.num_threads)
-        warm_up(PackReader(self._watch.holdout), run.model, run.tables, self._watch.device)
+        warm_up(PackReader(self._watch.holdout), run.model, run.tables, self._watch.device, self._execution)
         self._tell("ready")
 
     def follow(self, is_over: Callable[[float], bool]) -> bool:
@@ -156,7 +159,8 @@ class Watcher:
             step, digest = state["step"], str(state["digest"])
             self._seen.add(digest)
             watch = self._watch
-            scored = Scorer(path, num_threads=watch.num_threads, device=watch.device).score(watch.holdout)
+            scorer = Scorer(path, num_threads=watch.num_threads, device=watch.device, execution=self._execution)
+            scored = scorer.score(watch.holdout)
             if final:
                 scores.keep(scores_folder(self._watch.run.output), scored, digest)
             found = metrics.evaluate(

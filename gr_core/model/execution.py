@@ -66,6 +66,9 @@ class Execution:
         return direct
 
 
+PLAIN = Execution()
+
+
 def check_compiler(device: torch.device) -> None:
     """Refuse to compile where the tools are missing, before anything has begun.
 
@@ -101,8 +104,6 @@ def graphs() -> dict[str, int]:
     from torch._dynamo.utils import counters
 
     found = {f"cache_{what}": int(counters["inductor"].get(f"fxgraph_cache_{what}", 0)) for what in ("hit", "miss")}
-    # forward and backward in one entry, where the two were stored together
-    found["cache_hit"] += int(counters["aot_autograd"].get("autograd_cache_hit", 0))
     return {"graphs": int(counters["stats"].get("unique_graphs", 0)), **found}
 
 

@@ -113,6 +113,12 @@ def check_supported(config: Config) -> None:
     """Refuse settings that this release cannot honour, before anything is written."""
     if config.attention != AttentionConfig():
         check_attention(config)
+    if config.train.compile != "off":
+        import torch
+
+        from gr_core.model.execution import check_compiler
+
+        check_compiler(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def check_attention(config: Config) -> None:
