@@ -7,7 +7,19 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _incremental, _layouts, _links, _mfu, _overhead, _parallel, _rollout, _speed, _steps, _tables
+from benchmarks import (
+    _incremental,
+    _layouts,
+    _links,
+    _mfu,
+    _others,
+    _overhead,
+    _parallel,
+    _rollout,
+    _speed,
+    _steps,
+    _tables,
+)
 from benchmarks._figures import Report
 from gr_core.config import Config, load_config
 from gr_core.data.population import World
@@ -31,6 +43,7 @@ FULL: Sizes = {
     "steps": 10,
     "table_rows": [100_000, 1_000_000],
     "ids": _tables.NUM_IDS,
+    "rivals": "",
     "world": [],
     "layouts": {"seeds": (0, 1, 2), "nights": 5, "judged_from": 3},
     "incremental": {
@@ -97,6 +110,7 @@ def _quality(report: Report, work: Path, name: str, config: Config, first: date,
 PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
     "speed64": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 64),
     "speed256": lambda report, work, sizes: _speed.measure_speed(report, work, sizes, 256),
+    "others": _others.measure_others,
     "mfu": _mfu.measure_mfu,
     "steps": _steps.measure_steps,
     "overhead": _overhead.measure_overhead,

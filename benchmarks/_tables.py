@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._child import measure
+from benchmarks._others import add_folder
 from benchmarks._pairs import interleave, medians, ratio
 from benchmarks._report import Figure, Report
 from benchmarks._segments import zipf
@@ -30,6 +31,7 @@ NUM_TABLES, WIDTH, NUM_IDS = 8, 32, 20_000
 GOALS = {100_000: 3.0, 1_000_000: 25.0}
 MAX_OVER_FBGEMM = 2.0
 _RESERVED = 3
+_FUSED_UP_TO = 200_000  # rows a table: a dense arm of a million takes 4 GB, and one is enough
 
 
 def measure_tables(report: Report, work: Path, sizes: Mapping[str, Any]) -> None:
@@ -37,7 +39,12 @@ def measure_tables(report: Report, work: Path, sizes: Mapping[str, Any]) -> None
     del work
     for rows in sizes["table_rows"]:
         found = measure(
-            "benchmarks._tables:compare", rows=rows, num_ids=sizes["ids"], steps=sizes["steps"], rounds=sizes["rounds"]
+            "benchmarks._tables:compare",
+            rows=rows,
+            num_ids=sizes["ids"],
+            steps=sizes["steps"],
+            rounds=sizes["rounds"],
+            rivals=sizes["rivals"],
         ).result
         name = f"tables/{rows}"
         report.figures[f"{name}/speedup_over_adam"] = Figure(
@@ -55,7 +62,7 @@ def measure_tables(report: Report, work: Path, sizes: Mapping[str, Any]) -> None
     report.conditions["tables"] = {"tables": NUM_TABLES, "width": WIDTH, "ids": sizes["ids"], "baseline": "ms a step"}
 
 
-def compare(rows: int, num_ids: int, steps: int, rounds: int) -> dict[str, Any]:
+def compare(rows: int, num_ids: int, steps: int, rounds: int, rivals: str = "") -> dict[str, Any]:
     """Time a step of every arm on the same ids, interleaved.
 
     Args:
@@ -63,6 +70,7 @@ def compare(rows: int, num_ids: int, steps: int, rounds: int) -> dict[str, Any]:
         num_ids: Of each table, Zipf-distributed.
         steps: A round of our arm; the dense ones take one.
         rounds: How often.
+        rivals: Folder of packages besides those of this Python; empty: none.
 
     Returns:
         milliseconds a step by arm; over: how many times slower than ours; which arms were not there.
@@ -72,11 +80,13 @@ def compare(rows: int, num_ids: int, steps: int, rounds: int) -> dict[str, Any]:
         np.stack([_RESERVED + zipf(rng, rows - _RESERVED, num_ids) for _ in range(NUM_TABLES)], axis=1)
     )
     grad = torch.from_numpy(rng.standard_normal((num_ids, WIDTH), dtype=np.float32))
+    add_folder(rivals)
     arms: dict[str, Callable[[], None]] = {
         "ours": ours(rows, ids, grad),
         "adam": dense(rows, ids, grad, fused=False),
-        "fused_adam": dense(rows, ids, grad, fused=True),
     }
+    if rows <= _FUSED_UP_TO:
+        arms["fused_adam"] = dense(rows, ids, grad, fused=True)
     if importlib.util.find_spec("fbgemm_gpu") is not None:
         arms["fbgemm"] = fbgemm(rows, ids, grad)
     counts = {name: 1 if name.endswith("adam") else steps for name in arms}

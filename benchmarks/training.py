@@ -23,6 +23,7 @@ from benchmarks._figures import Report
 PARTS = (
     "speed64",
     "speed256",
+    "others",
     "mfu",
     "steps",
     "overhead",
@@ -44,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, nargs="+", help="some of the parts")
     parser.add_argument("--work", type=Path, help="folder for packs and homes (default: the system's temporary folder)")
     parser.add_argument(
+        "--rivals",
+        default="",
+        help="folder with fbgemm-gpu-cpu, recbole, replay-rec (pip install --no-deps --target FOLDER ...), to measure against",
+    )
+    parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="instead of the parts: steps of the large model on one such device"
     )
     parser.add_argument("--json", action="store_true", help="print exactly one object on stdout")
@@ -56,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks import _parts
     from benchmarks._report import conclude, console, work_folder
 
-    sizes = _parts.QUICK if options.quick else _parts.FULL
+    sizes = {**(_parts.QUICK if options.quick else _parts.FULL), "rivals": options.rivals}
     with work_folder("training", options.work) as work:
         for name in options.only or PARTS:
             console.print(f"measuring {name}")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _child, _device, _mfu, _parts, _rollout, _speed, _steps, _tables, training
+from benchmarks import _child, _device, _mfu, _others, _parts, _rollout, _speed, _steps, _tables, training
 from benchmarks._ours import ITEM_FEATURES, ROWS, Ours, night_of, pack_of
 from benchmarks._pairs import interleave, medians, ratio
 from benchmarks._rival import PaddedModel, Rival, Users, read_users
@@ -212,6 +212,16 @@ def test_the_holdout_is_scored_at_its_pace() -> None:
     pace = _rollout._Pace(10)
 
     assert [pace.due(tokens) for tokens in (39, 1, 100, 20)] == [0, 1, 2, 1]
+
+
+def test_a_library_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """Ours is measured all the same; each library that cannot be imported has its reason in the conditions."""
+    found = _others.compare(str(tmp_path), "ads", 16, 1, 4_000, {"ours": 1, "padded": 1}, rounds=1, rivals="")
+    measured = set(found["rates"]) - {"ours"}
+
+    assert found["rates"]["ours"] > found["ours_supervised_per_second"] > 0
+    assert measured | set(found["missing"]) == {"replay_sasrec", "recbole_sasrec"}
+    assert set(found["ratios"]) == measured
 
 
 def test_every_part_can_be_named() -> None:
