@@ -56,6 +56,8 @@ __all__ = [
     "parse_config",
 ]
 
+AUTO_BUDGET = "auto"
+_BUDGETS = (64, 2**30)
 _MAX_ERRORS = 5  # of one config, listed in its error
 
 
@@ -111,8 +113,9 @@ class PackConfig(Section):
     """packed: segments end to end; padded: every segment to the longest of its batch."""
     grouping: Literal["none", "sorted", "bucketed"] = "none"
     """Whether batches hold segments of like lengths (changes what a step sees)."""
-    token_budget: int = Field(default=8192, ge=64, le=2**30)
-    """Tokens a batch and rank."""
+    token_budget: int | Literal["auto"] = 8192
+    """Tokens a batch and rank, from 64 on; auto: as many as a step with train.memory_gib holds, found before packing from
+    the model, its tables and the longest segments there can be."""
     time_window_seconds: int | None = Field(default=None, ge=1, le=CENTURY_DAYS * 86_400)
     """Keys older than this, counted back from the query, are not attended to; unset: no window."""
     event_weight: str | None = None
@@ -120,6 +123,14 @@ class PackConfig(Section):
     that is no number of at least 0 weighs 1. Unset: every event weighs 1."""
     seed: Seed = 0
     """Seed of the shuffle of users."""
+
+    @field_validator("token_budget", mode="before")
+    @classmethod
+    def _tokens(cls, tokens: Any) -> Any:
+        is_number = isinstance(tokens, int) and not isinstance(tokens, bool)
+        if tokens != AUTO_BUDGET and not (is_number and _BUDGETS[0] <= tokens <= _BUDGETS[1]):
+            raise ValueError(f'must be "auto" or a number of tokens, at least {_BUDGETS[0]} and less than {_BUDGETS[1] + 1}')
+        return tokens
 
 
 class GateConfig(Section):
@@ -217,14 +228,39 @@ class Config(Section):
                 raise ValueError(
                     f"{where} must name supervised actions {supervised}, got {sorted(names - set(supervised))}"
                 )
-        times = 2 if self.pack.tokens == "interleaved" else 1
+        unknown = set(self.train.planned_rows) - set(self.model.features)
+        if unknown:
+            raise ValueError(
+                f"train.planned_rows must name features {list(self.model.features)}, got {sorted(unknown)}"
+            )
+        self._check_budget()
+        return self
+
+    def _check_budget(self) -> None:
+        budget, times = self.pack.token_budget, self.tokens_per_event
         need = times * self.sequences.max_history + 1
-        if self.pack.token_budget < need:
+        if budget == AUTO_BUDGET:
+            if self.train.memory_gib is None:
+                raise ValueError(
+                    'pack.token_budget = "auto" needs train.memory_gib, the memory of one rank; set it, or give a number '
+                    "of tokens"
+                )
+        elif int(budget) < need:
             raise ValueError(
                 f"pack.token_budget must be at least {'2 * ' if times > 1 else ''}sequences.max_history + 1 = {need}, got "
-                f"{self.pack.token_budget}"
+                f"{budget}"
             )
-        return self
+
+    @property
+    def tokens_per_event(self) -> int:
+        """Most tokens that an event becomes in a pack."""
+        return 2 if self.pack.tokens == "interleaved" else 1
+
+    @property
+    def segment_tokens(self) -> int:
+        """Most tokens of a segment: the token budget, or where that is fitted later, whole history and targets."""
+        whole = self.tokens_per_event * (self.sequences.max_history + self.sequences.max_targets)
+        return whole if self.pack.token_budget == AUTO_BUDGET else int(self.pack.token_budget)
 
     def resolved(self) -> dict[str, Any]:
         """Return the complete config as plain JSON values, defaults included."""

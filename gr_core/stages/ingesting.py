@@ -134,7 +134,7 @@ def check_attention(config: Config) -> None:
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             pack_layout=config.pack.layout,
             time_window=config.pack.time_window_seconds is not None,
-            token_budget=config.pack.token_budget,
+            token_budget=config.segment_tokens,
             half_precision=getattr(config.train, "precision", "fp32") == "bf16",
         ),
     )

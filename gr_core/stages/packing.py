@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gr_core.config import AUTO_BUDGET
 from gr_core.config import VocabularyTable as VocabularyRule
 from gr_core.data import packfile, ragged, sequences, vocabulary
 from gr_core.data.interleaved import InterleavedSource, Places
@@ -17,6 +18,7 @@ from gr_core.hashing import file_sha256, fingerprint, short
 from gr_core.lake import store
 from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, PackRef
+from gr_core.stages.budgeting import token_budget
 from gr_core.stages.sequencing import ROLES, Role, folder_digest, folder_intact
 
 logger = logging.getLogger(__name__)
@@ -145,6 +147,7 @@ def write_pack(
     """
     config = night.settings
     fraction = config.train.negative_fraction if role == "train" else 1.0
+    budget = token_budget(config, words, role)
     identity = {
         "buckets": [_part_identity(part) for part in buckets],
         "vocabulary": words["version"],
@@ -152,6 +155,7 @@ def write_pack(
         "seed": night.seed,
         "role": role,
         **({"negative_fraction": fraction} if fraction < 1.0 else {}),
+        **({"token_budget": budget} if config.pack.token_budget == AUTO_BUDGET else {}),
     }
     folder = night.uri("pack", "packs", name or role)
 
@@ -164,7 +168,7 @@ def write_pack(
             tokens=config.pack.tokens,
             layout=config.pack.layout,
             grouping=config.pack.grouping,
-            token_budget=config.pack.token_budget,
+            token_budget=budget,
             seed=night.seed,
             vocabulary=words["version"],
             bound=Bound.from_json(ingested["bound"]),

@@ -38,7 +38,7 @@ def sequence_rules(config: Config) -> sequences.SequenceRules:
         max_history=config.sequences.max_history,
         max_targets=config.sequences.max_targets,
         max_age_us=config.sequences.max_age_days * 86_400 * US,
-        token_budget=config.pack.token_budget,
+        token_budget=config.segment_tokens,
         time_window_us=config.pack.time_window_seconds and config.pack.time_window_seconds * US,
         fallback_by=tuple((name, types[name]) for name in features if name in types),
         tokens=config.pack.tokens,

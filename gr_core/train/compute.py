@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from gr_core.data.batches import Batch
 from gr_core.model.execution import Execution, graphs
 from gr_core.model.inputs import InputBuilder
 from gr_core.schema import pack_schema
+from gr_core.train.run import Run
 from gr_core.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -91,3 +93,13 @@ class Compilation:
             return {}
         counts = {f"perf/compile/{name}": float(value) for name, value in graphs().items()}
         return {"perf/compile/seconds": self._seconds, **counts}
+
+
+def memory_metrics(run: Run, index: Mapping[str, Any]) -> dict[str, float]:
+    """Return perf/token_budget, and where train.memory_gib is given, perf/modelled_bytes: what a step counts on."""
+    found = {"perf/token_budget": float(index["token_budget"])}
+    if run.train.memory_gib is not None and "sequences" in run.config:
+        from gr_core.train.memory import modelled_bytes  # its import takes a second, and few runs ask
+
+        found["perf/modelled_bytes"] = float(modelled_bytes(run, index))
+    return found

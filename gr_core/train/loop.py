@@ -24,7 +24,7 @@ from gr_core.train.attention import attention_of
 from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.baseline import new_tables
 from gr_core.train.belonging import check_pack, check_parent
-from gr_core.train.compute import Compilation, execution_of
+from gr_core.train.compute import Compilation, execution_of, memory_metrics
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.distributed import Ranks, StepEnd, blank_batch, connect, device_of
 from gr_core.train.flops import BatchFlops, ModelFlops
@@ -387,6 +387,10 @@ class Night:
             "supervised": self.supervised,
             "supervised_mask": self.reader.index["supervised"],
             "pack_digest": self.reader.digest,
-            "metrics": metrics | {"perf/save_seconds": self.save_seconds} | perf | self._compilation.metrics(),
+            "metrics": metrics
+            | {"perf/save_seconds": self.save_seconds}
+            | perf
+            | self._compilation.metrics()
+            | memory_metrics(run, self.reader.index),
             "advice": advise(perf, run.config, nodes=nodes_of(run, self.device)),
         }

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from gr_core.train.layout import DistributedConfig
 
-UNDECIDING = ("save_every_steps", "keep_checkpoints", "memory_gib", "peak_tflops", "price_per_gpu_hour")
+UNDECIDING = ("save_every_steps", "keep_checkpoints", "memory_gib", "planned_rows", "peak_tflops", "price_per_gpu_hour")
 """Keys that change no weight: a training that is taken up with others goes on."""
 SPARSE_OPTIMIZERS = ("rowwise_adagrad",)
 
@@ -84,6 +84,8 @@ class TrainConfig:
     first training of a home compiles for a minute, later ones read its cache."""
     memory_gib: float | None = None
     """Memory of one rank (GiB) that pack.token_budget = "auto" fits a step into; unset: there is no such limit."""
+    planned_rows: dict[str, int] = field(default_factory=dict)
+    """Rows by table that "auto" leaves memory for, where a table has fewer yet: the budget then stays as tables grow."""
     fused_optimizer: bool = True
     """AdamW in one kernel; false: torch's default, a loop over parameters, to measure what that costs."""
     fused_lookup: bool = True
@@ -138,6 +140,9 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be {' or '.join(values)}, got {getattr(self, name)!r}")
         if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
             raise ValueError(f"train.memory_gib must be a finite number above 0, or unset, got {self.memory_gib}")
+        for table, rows in self.planned_rows.items():
+            if rows < 1:
+                raise ValueError(f"train.planned_rows.{table} must be at least 1, got {rows}")
         for name in ("fused_lookup", "update_touched_rows"):
             if not getattr(self, name) and self.distributed.ranks > 1:
                 raise ValueError(
