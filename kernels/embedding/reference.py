@@ -1,4 +1,4 @@
-"""Fused embedding lookup and rowwise Adagrad in plain torch: the specification, and the CPU path.
+"""Fused embedding lookup and rowwise Adagrad in plain torch: the specification.
 
 Several tables lie end to end in one flat weight, so that one lookup serves every feature of a batch.
 Dims: `M` looked-up ids, `U` distinct rows among them, `R` rows of all tables, `D` model dim, `B` bags, `F` ids a bag.

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.embedding import fused_lookup, merge_gradients, merge_ids, rowwise_adagrad
+from kernels.embedding.reference import fused_lookup_reference, rowwise_adagrad_reference
 
 
 @pytest.mark.parametrize("num_rows", [10, 100_000], ids=["by counting", "by sorting"])
@@ -28,6 +29,46 @@ def test_lookup_sums_a_bag_and_merges_gradients():
     assert torch.equal(out, values[places[:, 0]] + values[places[:, 1]])
     assert values.grad[:, 0].tolist() == [2, 3, 0, 1]
     assert fused_lookup(values, places[:, :0]).tolist() == [[0.0] * 3] * 3
+
+
+@pytest.mark.parametrize("width", [3, 16, 32, 65])
+def test_lookup_equals_the_reference_to_the_last_bit_where_features_have_rows_of_their_own(width):
+    """Values and gradients, many uses of a row, widths with and without a rest behind the vector registers."""
+    torch.manual_seed(width)
+    places = torch.randint(0, 40, (3000, 4)) ** 2 // 40 + 40 * torch.arange(4)
+    start, above = torch.randn(160, width), torch.randn(3000, width)
+    found = []
+    for lookup in (fused_lookup, fused_lookup_reference):
+        values = start.clone().requires_grad_()
+        out = lookup(values, places)
+        out.backward(above)
+        found.append((out, values.grad))
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def test_lookup_shares_rows_between_features():
+    """Where features read the same rows, the gradient is the reference's up to rounding; fp64 by finite differences."""
+    torch.manual_seed(0)
+    places = torch.randint(0, 5, (40, 3))
+    values = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+
+    assert torch.autograd.gradcheck(lambda v: fused_lookup(v, places), values)
+
+
+@pytest.mark.parametrize("width", [3, 16, 65])
+def test_updates_equal_the_reference_to_the_last_bit(width):
+    """Weights and accumulators after three steps on changing rows."""
+    torch.manual_seed(width)
+    weight, accumulator = torch.randn(500, width), torch.rand(500)
+    other, state = weight.clone(), accumulator.clone()
+    for _ in range(3):
+        rows, grad = torch.randperm(500)[:200], torch.randn(200, width)
+        rowwise_adagrad(weight, accumulator, rows, grad, learning_rate=0.05)
+        rowwise_adagrad_reference(other, state, rows, grad, learning_rate=0.05, eps=1e-8)
+
+    assert torch.equal(weight, other)
+    assert torch.equal(accumulator, state)
 
 
 def test_gradients_of_micro_batches_merge_by_row():
