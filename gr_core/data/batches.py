@@ -120,7 +120,7 @@ class PackReader:
                 where=str(path),
             )
         self._names = tuple(self._reader.schema.names)
-        self._dtypes = [_TORCH[kind] for kind in self._reader.schema.types]
+        self._dtypes = [TORCH_TYPES[kind] for kind in self._reader.schema.types]
         self._starts = np.asarray(self.index["segment_starts"], dtype=np.int64)
         self._bounds = np.asarray(self.index["batch_segments"], dtype=np.int64)
         self._tokens = np.diff(self._starts[self._bounds])
@@ -269,7 +269,7 @@ class PackReader:
         return self._offset(record.column(0)), self._offset(last) + last.nbytes
 
 
-_TORCH = {pa.int32(): torch.int32, pa.int64(): torch.int64, pa.uint8(): torch.uint8, pa.float32(): torch.float32}
+TORCH_TYPES = {pa.int32(): torch.int32, pa.int64(): torch.int64, pa.uint8(): torch.uint8, pa.float32(): torch.float32}
 
 
 def _map_file(path: Path) -> mmap.mmap:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gr_core.data.batches import Batch
+from gr_core.data.batches import TORCH_TYPES, Batch
 from gr_core.errors import ConfigError, TrainingError
 from gr_core.model.embeddings import Tables, TableSpec
 from gr_core.schema import pack_schema
@@ -356,9 +356,8 @@ def blank_batch(features: Sequence[str]) -> Batch:
     Args:
         features: Feature columns of the pack; both tokens have the pad row.
     """
-    values = {f.name: np.zeros(2, f.type.to_pandas_dtype()) for f in pack_schema(list(features))}
-    values["hi"][1] = values["position"][1] = values["supervise"][1] = 1
-    tensors = {name: torch.from_numpy(value) for name, value in values.items()}
+    tensors = {field.name: torch.zeros(2, dtype=TORCH_TYPES[field.type]) for field in pack_schema(list(features))}
+    tensors["hi"][1] = tensors["position"][1] = tensors["supervise"][1] = 1
     rows = {name: tensors.pop(name) for name in features}
     return Batch(
         number=-1,

@@ -1,7 +1,8 @@
 """Trainings of several ranks for test_distributed.py: `python rank_jobs.py JOBS.json` forks the ranks of one job after another.
 
 Ranks forked from one process spare each of them the import of torch; test_distributed.py also starts real torchruns.
-JOBS.json: [{"run": RUN.json, "ranks": N, "spoil": batch or null}]. Stdout: one JSON object a job and rank.
+JOBS.json: [{"run": RUN.json, "ranks": N, "spoil": batch, "kill": step}], the last two where wanted. Stdout: one JSON object a
+job and rank.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint.hf_storage
 import torch.distributed.checkpoint.state_dict_saver
@@ -31,6 +33,18 @@ def spoiled(batch):
         original(night, micro, inputs, float("nan") if micro.number == batch else step_weight, *rest)
 
     loop.Night._micro_batch = patched
+
+
+def killed(step):
+    """End every rank at once where the night would take a step."""
+    original = loop.Night.step
+
+    def patched(night, *rest):
+        if night.global_step == step:
+            os._exit(0)
+        original(night, *rest)
+
+    loop.Night.step = patched
 
 
 def moved(run):
@@ -57,6 +71,8 @@ def work(job):
     if job.get("spoil") is not None:
         spoiled(job["spoil"])
         return moved(run)
+    if job.get("kill") is not None:
+        killed(job["kill"])
     used = []
     original = loop.Night._micro_batch
 
