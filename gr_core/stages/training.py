@@ -190,7 +190,7 @@ def run_training(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_variables()
         ) as child,
     ):
-        watchdog = threading.Timer(timeout_seconds or threading.TIMEOUT_MAX, child.kill)
+        watchdog = threading.Timer(timeout_seconds or threading.TIMEOUT_MAX, _stop, (child,))
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -200,7 +200,7 @@ def run_training(
                     progress(line)
             status = child.wait()
         except BaseException:
-            child.kill()
+            _stop(child)
             raise
         finally:
             watchdog.cancel()
@@ -210,6 +210,13 @@ def run_training(
         raise TrainingError(said["message"], where=said.get("where"))
     last = log.read_text().rstrip("\n =").rpartition("\n")[2].strip()  # torchrun ends its own with a rule
     raise TrainingError(f"training ended with status {status}; the last line of its log: {last}", where=str(log))
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    """Kill the child; ranks that it started live in sessions of their own and end when its stdin closes."""
+    child.kill()
+    if child.stdin is not None:
+        child.stdin.close()
 
 
 def _json_lines(stream: Any) -> Iterator[dict[str, Any]]:

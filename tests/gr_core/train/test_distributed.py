@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gr_core.errors import ConfigError
+from gr_core.errors import ConfigError, TrainingError
 from gr_core.stages.training import run_training
 from gr_core.train import launch, loop
 from gr_core.train.distributed import Ranks, blank_batch, connect
@@ -174,6 +174,18 @@ def test_all_ranks_end_with_the_process_that_started_them(packs, crowd):
         time.sleep(0.1)
     assert processes_of(run) == []
     assert not (packs.root / "c").exists()
+
+
+def test_a_training_that_takes_too_long_is_stopped_with_all_its_ranks(packs, monkeypatch):
+    """Ranks in sessions of their own hold stdout open after torchrun is killed: their stdin is closed, so they end too."""
+    rank = "import sys; sys.stdin.read()"
+    agent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)"
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", agent])
+    began = time.monotonic()
+
+    with pytest.raises(TrainingError, match="training ended with status -9"):
+        run_training(packs.root / "RUN.json", None, timeout_seconds=2)
+    assert time.monotonic() - began < 20
 
 
 def processes_of(run):
