@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    _compiled,
     _incremental,
     _layouts,
     _links,
+    _memory,
     _mfu,
     _others,
     _overhead,
@@ -39,6 +41,8 @@ FULL: Sizes = {
     "rollout_tokens": 32_768,
     "parallel": {"num_users": 20_000, "pairs": 5},
     "links": {},
+    "memory": {},
+    "compiled": {},
     "matrix": 1024,
     "steps": 10,
     "table_rows": [100_000, 1_000_000],
@@ -63,6 +67,8 @@ QUICK: Sizes = {
     "rollout_tokens": 2_048,
     "parallel": {"num_users": 200, "pairs": 1},
     "links": {"steps": 1, "width": 32, "layers": 2},
+    "memory": {"model": {"width": 16, "num_layers": 2, "num_heads": 2}, "token_budget": 2048},
+    "compiled": {"model": {"width": 16, "num_layers": 1, "num_heads": 2}, "token_budget": 2048, "rounds": 1},
     "matrix": 64,
     "steps": 1,
     "table_rows": [1_000],
@@ -118,6 +124,8 @@ PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
     "rollout": _rollout.measure_rollout,
     "parallel": _evaluation,
     "links": lambda report, work, sizes: _links.measure_links(report, work, **sizes["links"]),
+    "memory": lambda report, work, sizes: _memory.measure_memory(report, work, **sizes["memory"]),
+    "compiled": lambda report, work, sizes: _compiled.measure_compiled(report, work, **sizes["compiled"]),
     "layouts_world": lambda report, work, sizes: _world(report, work, sizes, "layouts"),
     "layouts_kuairand": lambda report, work, sizes: _kuairand(report, work, sizes, "layouts"),
     "incremental_world": lambda report, work, sizes: _world(report, work, sizes, "incremental"),

@@ -31,6 +31,8 @@ PARTS = (
     "rollout",
     "parallel",
     "links",
+    "memory",
+    "compiled",
     "layouts_world",
     "layouts_kuairand",
     "incremental_world",

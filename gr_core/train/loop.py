@@ -142,7 +142,7 @@ class Night:
         execution_of(run.train).apply(self.model)
         self._flops = ModelFlops.of(self.model, width=run.model.width, num_layers=run.model.num_layers)
         self._parallel = self.ranks.parallel(self.model)
-        self._compilation = Compilation(self._parallel, self.builder, self.reader.features, run.train)
+        self.compilation = Compilation(self._parallel, self.builder, self.reader.features, run.train)
         self.dense = DenseOptimizer(self.model, run.train)
         self.sparse = new_sparse_optimizer(self.tables, self.model, run.train)
         self.parent_state = self._warm_start()
@@ -390,7 +390,7 @@ class Night:
             "metrics": metrics
             | {"perf/save_seconds": self.save_seconds}
             | perf
-            | self._compilation.metrics()
+            | self.compilation.metrics()
             | memory_metrics(run, self.reader.index),
             "advice": advise(perf, run.config, nodes=nodes_of(run, self.device)),
         }
