@@ -1,4 +1,4 @@
-"""The token budget that fits a memory, from config to checkpoint."""
+"""What a night computes with, from config to checkpoint: the token budget that fits a memory, and a compiler."""
 
 from pathlib import Path
 
@@ -67,3 +67,15 @@ def test_a_budget_that_cannot_be_is_refused_with_the_config(tmp_path: Path, over
 
     with pytest.raises(ConfigError, match=told):
         load_config(config, [override])
+
+
+def test_compiling_without_a_compiler_stops_the_night_before_anything_is_written(tmp_path: Path) -> None:
+    """The night's preflight names train.compile; there is no home yet."""
+    from torch._inductor import config as inductor
+
+    config = fitted(tmp_path, {"num_threads = 1": 'num_threads = 1\ncompile = "blocks"'})
+
+    told = r"train\.compile = 'blocks' needs a C\+\+ compiler"
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}), pytest.raises(ConfigError, match=told):
+        run(config, tmp_path / "home", tiny.FIRST_DAY, stop_after="ingest")
+    assert not (tmp_path / "home").exists()

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from gr_core.errors import ConfigError
 from gr_core.eval.metrics import auc
+from gr_core.eval.scoring import Scorer
 from gr_core.model import execution
 from gr_core.model.execution import Execution, check_compiler
 from gr_core.model.recommender import new_recommender
@@ -148,13 +149,12 @@ def test_compiled_regions_change_only_rounding(packs, users, monkeypatch):
     assert all(torch.allclose(plain[name], compiled[name], atol=1e-6) for name in plain)
 
 
-def test_compile_without_a_compiler_is_refused_by_name(monkeypatch):
+def test_compile_without_a_compiler_is_refused_by_name():
     """Where no C++ compiler runs, the error names the key, the compiler and the remedy, before anything trains."""
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", (None, "no-such-compiler"))
-
-    with pytest.raises(ConfigError, match=r"train\.compile = 'blocks' needs a C\+\+ compiler.*no-such-compiler.*CXX"):
+    told = r"train\.compile = 'blocks' needs a C\+\+ compiler.*no-such-compiler.*CXX"
+    with config.patch({"cpp.cxx": (None, "no-such-compiler")}), pytest.raises(ConfigError, match=told):
         check_compiler(torch.device("cpu"))
 
 
@@ -205,3 +205,18 @@ def test_execution_changes_no_parameter_name(tokens):
     Execution(precision="bf16", activation_checkpointing="block").apply(other)
 
     assert plain.state_dict().keys() == other.state_dict().keys()
+
+
+@pytest.mark.usefixtures("eager_graphs")
+def test_a_scorer_with_compiled_blocks_gives_the_same_scores(packs, users):
+    """Evaluation beside training compiles as training does; the logits are those of plain blocks within rounding."""
+    pack = packs.pack("p", users, token_budget=120)
+    loop.train(packs.run(pack, "a"), quiet)
+    holdout = packs.pack("h", users, role="holdout")
+
+    plain = Scorer(packs.root / "a").score(holdout)
+    compiled = Scorer(packs.root / "a", execution=Execution(compile="blocks")).score(holdout)
+
+    assert counters["stats"]["unique_graphs"] > 0
+    assert np.allclose(plain.logits, compiled.logits, atol=1e-5)
+    assert plain.digest == compiled.digest
