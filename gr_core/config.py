@@ -129,7 +129,9 @@ class PackConfig(Section):
     def _tokens(cls, tokens: Any) -> Any:
         is_number = isinstance(tokens, int) and not isinstance(tokens, bool)
         if tokens != AUTO_BUDGET and not (is_number and _BUDGETS[0] <= tokens <= _BUDGETS[1]):
-            raise ValueError(f'must be "auto" or a number of tokens, at least {_BUDGETS[0]} and less than {_BUDGETS[1] + 1}')
+            raise ValueError(
+                f'must be "auto" or a number of tokens, at least {_BUDGETS[0]} and less than {_BUDGETS[1] + 1}'
+            )
         return tokens
 
 
