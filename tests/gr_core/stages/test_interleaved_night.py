@@ -53,5 +53,7 @@ def test_a_budget_for_one_token_an_entry_is_refused(tmp_path: Path) -> None:
     config = tiny.make(tmp_path, days=0)
     load_config(config, ["pack.token_budget=128", "sequences.max_history=100"])
 
-    with pytest.raises(ConfigError, match=r"pack\.token_budget must be at least 2 \* sequences\.max_history \+ 1 = 201"):
+    with pytest.raises(
+        ConfigError, match=r"pack\.token_budget must be at least 2 \* sequences\.max_history \+ 1 = 201"
+    ):
         load_config(config, ["pack.token_budget=128", "sequences.max_history=100", 'pack.tokens="interleaved"'])

@@ -72,7 +72,7 @@ def test_evaluation_in_line_is_advised_against():
     found = advise(SPLIT | {"perf/seconds/data_wait": 2.0}, {})
 
     assert with_evaluation(found, None) == found
-    assert [one["expected_saving_fraction"] for one in with_evaluation(found, 0.3)][0] == 0.3
+    assert with_evaluation(found, 0.3)[0]["expected_saving_fraction"] == 0.3
     seen, unknown = with_evaluation(found, 0.0)[:2]
     assert seen == found[0]
     assert unknown["action"].startswith("evaluate off the path")
