@@ -17,8 +17,9 @@ ANY: dict[str, Any] = {"type": "any"}
 def schema(state: Mapping[str, Any]) -> dict[str, Columns]:
     """Return {"inputs", "outputs"} of a checkpoint's state.json."""
     items, context = _features(state)
-    times = ("shown_at", "visible_at") if interleaves(state) else ("visible_at",)
-    token = {name: {**ANY, "required": False} for name in ("item_id", *times, "actions", "known", *items)}
+    # shown_at is read where item and action alternate; elsewhere it is taken and ignored, so that one client serves both
+    names = ("item_id", "shown_at", "visible_at", "actions", "known", *items)
+    token = {name: {**ANY, "required": False} for name in names}
     many = {"type": "array", "items": ANY}
     inputs: Columns = [
         {"name": "request_id", **ANY, "required": False},
