@@ -25,7 +25,7 @@ nightly: $(INSTALLED)
 	$(BIN)/daybreak status --config conf/world.toml
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # All of them take hours; BENCH=data BENCH_FLAGS=--quick shows that they run. Exit 1 if a figure misses its goal.
 BENCH ?= data cases quality training

@@ -1,15 +1,26 @@
-"""Fixtures of retract and forget: nights that tests copy."""
+"""Trainings of stage tests run in the test's process; and fixtures of retract and forget: nights that tests copy."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tests.tiny as tiny
+from tests.beside import train_here
 from tests.erased import FIRST, REGISTRY, SECOND, THIRD, Registry, conclude, write_day
 from tests.plain import run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trained_here(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Train in this process, which saves the start of a child; a module with TRAINS_IN_A_CHILD trains as a night does."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "TRAINS_IN_A_CHILD", False):
+            train_here(patch)
+        yield
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from gr_core.train.attribution import PARTS
 from tests.erased import FIRST, SECOND, conclude, snapshot
 from tests.plain import run
 
+TRAINS_IN_A_CHILD = True
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlch
 DAYS = [tiny.FIRST_DAY + timedelta(days=n) for n in range(3)]
 SAVING = ("train.save_every_steps=1", "evaluation.parallel=false")
 INFINITE = "train.action_weights.click=1e39"  # a number, but none in fp32
+TRAINS_IN_A_CHILD = True
 
 
 def test_f4_the_night_after_starts_from_the_champion_and_covers_both_days(tmp_path: Path) -> None:
