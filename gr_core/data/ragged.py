@@ -11,6 +11,7 @@ history; in a segment whose history begins at row b a token sees the keys [max(l
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class Ragged:
     """Event of each target row, pyarrow large_string, [R - N]."""
     weight: npt.NDArray[np.float32] | None = None
     """Event weight of each target row, [R - N]; None: 1, and there is no file."""
+    mapped: tuple[mmap.mmap, ...] = ()
+    """The files that rows and event_ids lie in; none where they are in memory."""
 
 
 SEGMENT_TYPES: dict[str, type[np.generic]] = {
@@ -108,7 +111,8 @@ def read(folder: Path) -> Ragged:
         OSError: A file is missing.
         ValueError: A file is damaged (pyarrow.ArrowInvalid is one).
     """
-    rows, facts = read_columns(folder / ROWS_FILE)
+    rows, facts, rows_file = _map(folder / ROWS_FILE)
+    events, _, events_file = _map(folder / EVENTS_FILE)
     segments, _ = read_columns(folder / SEGMENTS_FILE)
     user = segments.pop("user_id")
     names = facts["features"].split("\n") if facts["features"] else []
@@ -120,7 +124,8 @@ def read(folder: Path) -> Ragged:
         num_history=int(facts["history"]),
         users=user.dictionary,
         user=user.indices.to_numpy(),
-        event_ids=read_columns(folder / EVENTS_FILE)[0]["event_id"],
+        event_ids=events["event_id"],
+        mapped=(rows_file, events_file),
         weight=read_columns(folder / WEIGHTS_FILE)[0]["weight"].to_numpy() if weighted else None,
         **{name: values.to_numpy() for name, values in segments.items()},
     )
@@ -136,11 +141,16 @@ def write_columns(path: Path, columns: dict[str, Any], facts: dict[str, str] | N
 
 def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Map a file of `write_columns`: its arrays by name, and its metadata."""
-    with pa.memory_map(str(path)) as source:
-        reader = pa.ipc.open_file(source)
-        batch = reader.get_batch(0)
+    columns, facts, _ = _map(path)
+    return columns, facts
+
+
+def _map(path: Path) -> tuple[dict[str, Any], dict[str, str], mmap.mmap]:
+    with path.open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
     facts = {key.decode(): value.decode() for key, value in (batch.schema.metadata or {}).items()}
-    return dict(zip(batch.schema.names, batch.columns, strict=True)), facts
+    return dict(zip(batch.schema.names, batch.columns, strict=True)), facts, mapped
 
 
 def ranges(begin: Longs, count: npt.NDArray[Any]) -> Longs:
@@ -150,6 +160,12 @@ def ranges(begin: Longs, count: npt.NDArray[Any]) -> Longs:
     found: Longs = np.repeat(begin - (ends - count), count)
     found += np.arange(total)
     return found
+
+
+# Pages of mapped files that may stand in this process's memory, and how many bytes a segment brings at most: its history,
+# its targets and their event ids lie in four places, and Linux maps 64 KiB around each.
+_RESIDENT = 2**31
+_BROUGHT = 4 * 2**16
 
 
 class RaggedSource:
@@ -184,6 +200,8 @@ class RaggedSource:
         self._table = np.concatenate([np.zeros(0, np.int32), *each])
         ends = np.cumsum([0, *(len(table) for table in each)])[:-1].astype(np.int32)
         self._offset = ends.reshape(len(self._parts), len(self._features))
+        self._mapped = [file for part in self._parts for file in part.mapped]
+        self._resident = 0
 
     @property
     def lengths(self) -> Longs:
@@ -218,6 +236,7 @@ class RaggedSource:
 
     def _gather(self, segments: Longs) -> tuple[Ints, Any]:
         """Return rows, their codes counted from the start of all tables, and event ids; bucket by bucket."""
+        self._make_room(len(segments))
         pieces = self._pieces[segments]
         begins = np.stack([self._begin[segments], self._target[segments]], axis=1)
         place = ranges(begins.reshape(-1), pieces.reshape(-1))
@@ -234,6 +253,14 @@ class RaggedSource:
             targets = ranges(begins[first:last, 1] - part.num_history, pieces[first:last, 1])
             events.append(part.event_ids.take(pa.array(targets)))
         return rows, pa.concat_arrays(events)
+
+    def _make_room(self, num_segments: int) -> None:
+        """Let go of the mapped files' pages before they are too many; they stay in the page cache (case D6)."""
+        self._resident += num_segments * _BROUGHT
+        if self._resident > _RESIDENT and sum(map(len, self._mapped)) > _RESIDENT and hasattr(mmap, "MADV_DONTNEED"):
+            for file in self._mapped:
+                file.madvise(mmap.MADV_DONTNEED)
+            self._resident = num_segments * _BROUGHT
 
     def _weights(self, segments: Longs) -> npt.NDArray[np.float32]:
         """Return the event weight of each token of segments, 1 on history."""
