@@ -64,8 +64,8 @@ class Ragged:
     """Event of each target row, pyarrow large_string, [R - N]."""
     weight: npt.NDArray[np.float32] | None = None
     """Event weight of each target row, [R - N]; None: 1, and there is no file."""
-    mapped: tuple[mmap.mmap, ...] = ()
-    """The files that rows and event_ids lie in; none where they are in memory."""
+    mapped: Any = ()
+    """The files that rows and event_ids lie in, a tuple of mmap.mmap; none where they are in memory."""
 
 
 SEGMENT_TYPES: dict[str, type[np.generic]] = {
