@@ -11,9 +11,8 @@ history; in a segment whose history begins at row b a token sees the keys [max(l
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,8 @@ class Ragged:
     """Event of each target row, pyarrow large_string, [R - N]."""
     weight: npt.NDArray[np.float32] | None = None
     """Event weight of each target row, [R - N]; None: 1, and there is no file."""
-    mapped: Any = ()
-    """The files that rows and event_ids lie in, a tuple of mmap.mmap; none where they are in memory."""
+    folder: Any = None
+    """Path of the folder whose files rows and event_ids are mapped from; None: they are in memory."""
 
 
 SEGMENT_TYPES: dict[str, type[np.generic]] = {
@@ -111,8 +110,7 @@ def read(folder: Path) -> Ragged:
         OSError: A file is missing.
         ValueError: A file is damaged (pyarrow.ArrowInvalid is one).
     """
-    rows, facts, rows_file = _map(folder / ROWS_FILE)
-    events, _, events_file = _map(folder / EVENTS_FILE)
+    rows, facts = read_columns(folder / ROWS_FILE)
     segments, _ = read_columns(folder / SEGMENTS_FILE)
     user = segments.pop("user_id")
     names = facts["features"].split("\n") if facts["features"] else []
@@ -124,11 +122,19 @@ def read(folder: Path) -> Ragged:
         num_history=int(facts["history"]),
         users=user.dictionary,
         user=user.indices.to_numpy(),
-        event_ids=events["event_id"],
-        mapped=(rows_file, events_file),
+        event_ids=read_columns(folder / EVENTS_FILE)[0]["event_id"],
+        folder=folder,
         weight=read_columns(folder / WEIGHTS_FILE)[0]["weight"].to_numpy() if weighted else None,
         **{name: values.to_numpy() for name, values in segments.items()},
     )
+
+
+def mapped_again(ragged: Ragged) -> Ragged:
+    """Return the same sequences, rows and event ids mapped anew: none of their pages stands in this process's memory."""
+    if ragged.folder is None:
+        return ragged
+    rows = read_columns(ragged.folder / ROWS_FILE)[0]["row"].values.to_numpy().reshape(ragged.rows.shape)
+    return replace(ragged, rows=rows, event_ids=read_columns(ragged.folder / EVENTS_FILE)[0]["event_id"])
 
 
 def write_columns(path: Path, columns: dict[str, Any], facts: dict[str, str] | None = None) -> None:
@@ -141,16 +147,11 @@ def write_columns(path: Path, columns: dict[str, Any], facts: dict[str, str] | N
 
 def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Map a file of `write_columns`: its arrays by name, and its metadata."""
-    columns, facts, _ = _map(path)
-    return columns, facts
-
-
-def _map(path: Path) -> tuple[dict[str, Any], dict[str, str], mmap.mmap]:
-    with path.open("rb") as stream:
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
+        batch = reader.get_batch(0)
     facts = {key.decode(): value.decode() for key, value in (batch.schema.metadata or {}).items()}
-    return dict(zip(batch.schema.names, batch.columns, strict=True)), facts, mapped
+    return dict(zip(batch.schema.names, batch.columns, strict=True)), facts
 
 
 def ranges(begin: Longs, count: npt.NDArray[Any]) -> Longs:
@@ -200,7 +201,7 @@ class RaggedSource:
         self._table = np.concatenate([np.zeros(0, np.int32), *each])
         ends = np.cumsum([0, *(len(table) for table in each)])[:-1].astype(np.int32)
         self._offset = ends.reshape(len(self._parts), len(self._features))
-        self._mapped = [file for part in self._parts for file in part.mapped]
+        self._mapped = sum(part.rows.nbytes + part.event_ids.nbytes for part in self._parts if part.folder is not None)
         self._resident = 0
 
     @property
@@ -257,9 +258,8 @@ class RaggedSource:
     def _make_room(self, num_segments: int) -> None:
         """Let go of the mapped files' pages before they are too many; they stay in the page cache (case D6)."""
         self._resident += num_segments * _BROUGHT
-        if self._resident > _RESIDENT and sum(map(len, self._mapped)) > _RESIDENT and hasattr(mmap, "MADV_DONTNEED"):
-            for file in self._mapped:
-                file.madvise(mmap.MADV_DONTNEED)
+        if self._resident > _RESIDENT and self._mapped > _RESIDENT:
+            self._parts = [mapped_again(part) for part in self._parts]
             self._resident = num_segments * _BROUGHT
 
     def _weights(self, segments: Longs) -> npt.NDArray[np.float32]:

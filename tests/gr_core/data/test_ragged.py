@@ -1,6 +1,5 @@
 """Rows of several buckets as one source of segments: the same tokens, whatever is asked for at a time."""
 
-import mmap
 from pathlib import Path
 
 import numpy as np
@@ -87,38 +86,24 @@ def test_packs_are_the_same_however_many_batches_are_gathered_at_a_time(
     for chunk in (1, 100):
         monkeypatch.setattr("gr_core.data.packfile.CHUNK_TOKENS", chunk)
         assert write_pack(tmp_path / f"chunk-{chunk}", source(mapped, 1), meta) == expected
-    monkeypatch.setattr(ragged, "_RESIDENT", 0)  # every look at a file begins without its pages
+    monkeypatch.setattr(ragged, "_RESIDENT", 0)  # files are mapped anew before every look at them
     assert write_pack(tmp_path / "let-go", source(mapped, 1), meta) == expected
 
 
-class Watched:
-    """Stands in for a mapped file and counts how often its pages are let go."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.times = size, 0
-
-    def __len__(self) -> int:
-        return self.size
-
-    def madvise(self, advice: int) -> None:
-        """Count."""
-        assert advice == mmap.MADV_DONTNEED
-        self.times += 1
-
-
-@pytest.mark.parametrize(("size", "times"), [(1000, 0), (2001, 2)])
-def test_pages_of_mapped_files_are_let_go_before_they_are_too_many(
-    monkeypatch: pytest.MonkeyPatch, size: int, times: int
+@pytest.mark.parametrize(("resident", "times"), [(2000, 2), (10**9, 0)])
+def test_files_are_mapped_anew_before_too_many_of_their_pages_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resident: int, times: int
 ) -> None:
-    """Each time that so many may stand in memory (case D6); never where all of the files are fewer."""
-    monkeypatch.setattr(ragged, "_RESIDENT", 2000)
+    """Each time that so many bytes may stand there (case D6); never where all of the files are fewer."""
+    save(bucket(0), tmp_path)
+    monkeypatch.setattr(ragged, "_RESIDENT", resident)
     monkeypatch.setattr(ragged, "_BROUGHT", 1000)
-    one = source([bucket(0)], 1)
-    file = Watched(size)
-    monkeypatch.setattr(one, "_mapped", [file])
+    one = source([Sequences(ragged=ragged.read(tmp_path), ids=bucket(0).ids)], 1)
+    seen = []
+    monkeypatch.setattr(ragged, "mapped_again", lambda part: seen.append(part) or part)
     for _ in range(5):
         one.take(np.asarray([0]))
-    assert file.times == times
+    assert len(seen) == times
 
 
 def test_ranges_are_laid_end_to_end() -> None:
