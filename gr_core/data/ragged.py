@@ -12,7 +12,7 @@ history; in a segment whose history begins at row b a token sees the keys [max(l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,6 @@ class Ragged:
     """Event of each target row, pyarrow large_string, [R - N]."""
     weight: npt.NDArray[np.float32] | None = None
     """Event weight of each target row, [R - N]; None: 1, and there is no file."""
-    folder: Any = None
-    """Path of the folder whose files rows and event_ids are mapped from; None: they are in memory."""
 
 
 SEGMENT_TYPES: dict[str, type[np.generic]] = {
@@ -123,18 +121,9 @@ def read(folder: Path) -> Ragged:
         users=user.dictionary,
         user=user.indices.to_numpy(),
         event_ids=read_columns(folder / EVENTS_FILE)[0]["event_id"],
-        folder=folder,
         weight=read_columns(folder / WEIGHTS_FILE)[0]["weight"].to_numpy() if weighted else None,
         **{name: values.to_numpy() for name, values in segments.items()},
     )
-
-
-def mapped_again(ragged: Ragged) -> Ragged:
-    """Return the same sequences, rows and event ids mapped anew: none of their pages stands in this process's memory."""
-    if ragged.folder is None:
-        return ragged
-    rows = read_columns(ragged.folder / ROWS_FILE)[0]["row"].values.to_numpy().reshape(ragged.rows.shape)
-    return replace(ragged, rows=rows, event_ids=read_columns(ragged.folder / EVENTS_FILE)[0]["event_id"])
 
 
 def write_columns(path: Path, columns: dict[str, Any], facts: dict[str, str] | None = None) -> None:
@@ -161,12 +150,6 @@ def ranges(begin: Longs, count: npt.NDArray[Any]) -> Longs:
     found: Longs = np.repeat(begin - (ends - count), count)
     found += np.arange(total)
     return found
-
-
-# Pages of mapped files that may stand in this process's memory, and how many bytes a segment brings at most: its history,
-# its targets and their event ids lie in four places, and Linux maps 64 KiB around each.
-_RESIDENT = 2**31
-_BROUGHT = 4 * 2**16
 
 
 class RaggedSource:
@@ -201,8 +184,6 @@ class RaggedSource:
         self._table = np.concatenate([np.zeros(0, np.int32), *each])
         ends = np.cumsum([0, *(len(table) for table in each)])[:-1].astype(np.int32)
         self._offset = ends.reshape(len(self._parts), len(self._features))
-        self._mapped = sum(part.rows.nbytes + part.event_ids.nbytes for part in self._parts if part.folder is not None)
-        self._resident = 0
 
     @property
     def lengths(self) -> Longs:
@@ -237,7 +218,6 @@ class RaggedSource:
 
     def _gather(self, segments: Longs) -> tuple[Ints, Any]:
         """Return rows, their codes counted from the start of all tables, and event ids; bucket by bucket."""
-        self._make_room(len(segments))
         pieces = self._pieces[segments]
         begins = np.stack([self._begin[segments], self._target[segments]], axis=1)
         place = ranges(begins.reshape(-1), pieces.reshape(-1))
@@ -254,13 +234,6 @@ class RaggedSource:
             targets = ranges(begins[first:last, 1] - part.num_history, pieces[first:last, 1])
             events.append(part.event_ids.take(pa.array(targets)))
         return rows, pa.concat_arrays(events)
-
-    def _make_room(self, num_segments: int) -> None:
-        """Let go of the mapped files' pages before they are too many; they stay in the page cache (case D6)."""
-        self._resident += num_segments * _BROUGHT
-        if self._resident > _RESIDENT and self._mapped > _RESIDENT:
-            self._parts = [mapped_again(part) for part in self._parts]
-            self._resident = num_segments * _BROUGHT
 
     def _weights(self, segments: Longs) -> npt.NDArray[np.float32]:
         """Return the event weight of each token of segments, 1 on history."""

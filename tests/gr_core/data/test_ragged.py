@@ -86,24 +86,6 @@ def test_packs_are_the_same_however_many_batches_are_gathered_at_a_time(
     for chunk in (1, 100):
         monkeypatch.setattr("gr_core.data.packfile.CHUNK_TOKENS", chunk)
         assert write_pack(tmp_path / f"chunk-{chunk}", source(mapped, 1), meta) == expected
-    monkeypatch.setattr(ragged, "_RESIDENT", 0)  # files are mapped anew before every look at them
-    assert write_pack(tmp_path / "let-go", source(mapped, 1), meta) == expected
-
-
-@pytest.mark.parametrize(("resident", "times"), [(2000, 2), (10**9, 0)])
-def test_files_are_mapped_anew_before_too_many_of_their_pages_are_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resident: int, times: int
-) -> None:
-    """Each time that so many bytes may stand there (case D6); never where all of the files are fewer."""
-    save(bucket(0), tmp_path)
-    monkeypatch.setattr(ragged, "_RESIDENT", resident)
-    monkeypatch.setattr(ragged, "_BROUGHT", 1000)
-    one = source([Sequences(ragged=ragged.read(tmp_path), ids=bucket(0).ids)], 1)
-    seen = []
-    monkeypatch.setattr(ragged, "mapped_again", lambda part: seen.append(part) or part)
-    for _ in range(5):
-        one.take(np.asarray([0]))
-    assert len(seen) == times
 
 
 def test_ranges_are_laid_end_to_end() -> None:
