@@ -137,6 +137,7 @@ BLOCKS = ({"block": "softmax"}, {"block": "hstu"})
 LEARNERS = [(block, path) for block, path in itertools.product(BLOCKS, PLANNERS)] + [
     ({**changes, "head": "mmoe"}, "bucketed") for changes in (*BLOCKS, {"time": "rope"}, {"time_half_life_days": 1.0})
 ]
+LEARNERS.append(({"num_layers": 1}, "bucketed"))  # the only block is the top one
 
 
 @pytest.mark.parametrize(
