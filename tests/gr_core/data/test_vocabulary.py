@@ -1,6 +1,8 @@
 """Vocabulary: exact ids, rows that never move, fallbacks, and the stable hashes beside it."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from gr_core.data.vocabulary import (
     rows_of,
     save,
 )
+from gr_core.environment import child_variables
 from gr_core.errors import FormatError
 from gr_core.hashing import bucket_of, is_holdout, stable_hash
 from tests.sequences import count_ids
@@ -60,6 +63,27 @@ def test_example_8_stable_hashes() -> None:
         assert not is_holdout(id_, holdout - 1e-6)
     assert stable_hash(9007199254740993, "bucket") == 9625059563194058574
     assert bucket_of(7, 64) == bucket_of("7", 64)
+
+
+@pytest.mark.parametrize("seed", ["0", "12345"])
+def test_buckets_are_the_same_in_a_process_of_its_own(seed: str) -> None:
+    """Case D3: a new process, another PYTHONHASHSEED, ids that went through a Categorical."""
+    told = subprocess.run(
+        [sys.executable, "-c", BUCKETS],
+        env={**child_variables(), "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(told.stdout) == [6, 7, 3, 6, 5]
+
+
+BUCKETS = """
+import json, polars as pl
+from gr_core.hashing import buckets_of
+ids = pl.Series(["0", "1", "42", "9007199254740993", "u7"]).cast(pl.Categorical)
+print(json.dumps(buckets_of(ids, 8)))
+"""
 
 
 def test_rows_follow_reserved_ones_by_count_then_id() -> None:
