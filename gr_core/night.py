@@ -33,7 +33,7 @@ STAGE_FORMAT = {
     "vocabulary": 2,
     "encode": 1,
     "pack": 2,
-    "train": 1,
+    "train": 2,
     "evaluate": 1,
     "register": 1,
     "gate": 1,

@@ -3,7 +3,8 @@
 A step of the run's own model is run on fake tensors, which have shapes and no storage, for two batches of different size
 whose segments are as long as the config allows and whose ids are all different; what lives at the worst moment is counted
 storage by storage. Between the two sizes memory is a line. Shorter segments and repeated ids take less, so the budget is on
-the safe side. Attention is counted as on the CPU, length-bucketed with masks: FlexAttention takes less.
+the safe side. Attention is counted as on the CPU, length-bucketed with masks, as histories with events of one moment need
+them: plainly causal histories and FlexAttention take less.
 """
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ def _step_bytes(work: Workload, num_segments: int) -> int:
 def _inputs(work: Workload, num_segments: int) -> Inputs:
     """Return real inputs of the longest segments, every id another row."""
     batch = example_batch(work.model.features, [(work.max_history, work.max_targets)] * num_segments)
+    batch.hi[(batch.supervise == 0) & (batch.position > 0)] -= 1  # no history is plainly causal
     number = torch.from_numpy(np.arange(2, batch.num_tokens + 2, dtype=np.int32))
     different = replace(batch, rows=dict.fromkeys(work.model.features, number))
     specs = [TableSpec(name=n, rows=batch.num_tokens + 2, capacity=batch.num_tokens + 2) for n in work.model.features]

@@ -103,6 +103,53 @@ def test_f10_bucketed_equals_dense_with_gradients(settings: dict[str, float], on
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
+def test_bucketed_computes_no_key_that_no_query_of_a_piece_sees() -> None:
+    """Plain history attends causally without a mask, and a window cuts old keys off; pieces cover all queries once."""
+    made = layout((1025,))
+    history = 1025 - 9
+    (plain,) = plan_bucketed(made).full
+    made.lo[:] = np.maximum(np.arange(1025) - 100, 0)
+    (window,) = plan_bucketed(made).full
+
+    assert [(p.queries, p.keys, p.mask is None) for p in plain.pieces] == [
+        ((0, history), (0, history), True),
+        ((history, 1025), (0, 1025), False),
+    ]
+    assert [(p.queries, p.keys) for p in window.pieces] == [
+        ((0, 256), (0, 256)),
+        ((256, 512), (156, 512)),
+        ((512, 768), (412, 768)),
+        ((768, 1025), (668, 1025)),
+    ]
+
+
+@pytest.mark.parametrize("change", ["tie", "late target", "short history", "window"])
+def test_bucketed_equals_dense_where_a_history_is_not_plainly_causal(change: str) -> None:
+    """Two history tokens of one time, a target that sees less, a history cut off by age: no causal kernel, same values."""
+    made = layout((700, 299))
+    if change == "tie":
+        made.hi[140] = made.hi[139]
+    elif change == "late target":
+        made.hi[made.targets[0]] -= 20
+    elif change == "short history":
+        made.lo[100:200] = 5
+    else:
+        made.lo[:700] = np.maximum(np.arange(700) - 100, 0)
+    q, k, v = heads(len(made.lo))
+    expected = both(plan_dense(made), made, q, k, v)
+    cotangent = torch.randn_like(expected)
+
+    plan = plan_bucketed(made)
+    got = both(plan, made, q, k, v)
+
+    causal = sum(piece.mask is None for bucket in plan.full for piece in bucket.pieces)
+    assert causal == (2 if change == "late target" else 1), "the other user's history is plain"
+    assert torch.allclose(got, expected, atol=1e-6)
+    wanted = torch.autograd.grad(expected, (q, k, v), cotangent)
+    for mine, theirs in zip(torch.autograd.grad(got, (q, k, v), cotangent), wanted, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
 @pytest.mark.usefixtures("eager_flex")
 @pytest.mark.parametrize("settings", [{}, SETTINGS["window and decay"]], ids=["plain", "window and decay"])
 def test_f10_flex_equals_dense(settings: dict[str, float]) -> None:
