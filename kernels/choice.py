@@ -1,0 +1,59 @@
+"""Which implementation of an operation runs: a plain rule on the tensor's device, never a silent fallback."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from functools import cache
+from typing import Literal
+
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Impl = Literal["auto", "reference", "triton"]
+Chosen = Literal["reference", "triton"]
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton runs kernels in Python on the CPU: for tests. Triton reads it when it is imported."""
+
+
+def choose(operation: str, impl: Impl, tensor: Tensor) -> Chosen:
+    """Return what runs an operation on a tensor's device.
+
+    Args:
+        operation: Its name, for the log and for errors.
+        impl: "auto" is Triton on CUDA and the reference elsewhere; the others are what they say.
+        tensor: Where the work is.
+
+    Raises:
+        ValueError: Another impl.
+        RuntimeError: Triton, asked for or due on CUDA, cannot run there; says why and what to do.
+    """
+    if impl not in ("auto", "reference", "triton"):
+        raise ValueError(f"impl of {operation} must be auto, reference or triton, got {impl!r}")
+    chosen: Chosen = "triton" if impl == "triton" or (impl == "auto" and tensor.is_cuda) else "reference"
+    if chosen == "triton":
+        reason = _why_not(tensor.device.type)
+        if reason is not None:
+            raise RuntimeError(f"the Triton kernel of {operation} cannot run: {reason}")
+    _log(operation, chosen, tensor.device.type)
+    return chosen
+
+
+@cache
+def _why_not(device: str) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; pip install triton, or ask for impl = 'reference'"
+    if device != "cuda" and not INTERPRETED:
+        return (
+            f"the tensors are on {device}; move them to a CUDA device, ask for impl = 'reference', or set "
+            "TRITON_INTERPRET=1 before Python starts to test it"
+        )
+    return None
+
+
+@cache
+def _log(operation: str, chosen: Chosen, device: str) -> None:
+    logger.info("%s on %s: %s", operation, device, chosen)
