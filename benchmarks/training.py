@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _on_device(report, options.device, quick=options.quick)
     from benchmarks import _parts
     from benchmarks._report import conclude, console, work_folder
+    from gr_core.environment import KEPT_MEMORY
+
+    for key, value in KEPT_MEMORY.items():  # as in the product's training process, for all that is compared
+        os.environ.setdefault(key, value)
 
     sizes = {**(_parts.QUICK if options.quick else _parts.FULL), "rivals": options.rivals}
     with work_folder("training", options.work) as work:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gr_core.model.attention import flash_cpu
 from gr_core.model.attention.plan import AttentionPlan, Layout, Longs, Planner, Pointwise, log_bucket
 
 # Longest over shortest segment of a bucket: 1.35 wastes about 15 % of a bucket and makes about 8 buckets a batch.
@@ -87,12 +88,16 @@ class BucketedPlan(AttentionPlan):
 
     def attend(self, qk_TGK: Tensor, v_THK: Tensor, pointwise: Pointwise | None = None) -> Tensor:
         """Attend with every token as a query; see `AttentionPlan`."""
+        if pointwise is None and v_THK.device.type == "cpu":
+            return flash_cpu.attend_all(qk_TGK, v_THK, self)
         q, k = _move(qk_TGK, self.key_pad, self.key_place).chunk(2, dim=1)
         v = _move(v_THK, self.key_pad, self.key_place)
         return _unpad(_run(q, k, v, self.full, pointwise), self.key_place)
 
     def attend_targets(self, q_NHK: Tensor, k_THK: Tensor, v_THK: Tensor, pointwise: Pointwise | None = None) -> Tensor:
         """Attend with targets only as queries; see `AttentionPlan`."""
+        if pointwise is None and v_THK.device.type == "cpu":
+            return flash_cpu.attend_targets(q_NHK, k_THK, v_THK, self)
         k = _move(k_THK, self.key_pad, self.key_place)
         v = _move(v_THK, self.key_pad, self.key_place)
         q = _move(q_NHK, self.query_pad, self.query_place)
@@ -239,6 +244,8 @@ def _piece(query: Longs, key: Longs, first: int, layout: Layout) -> Piece:
     sees = real & (hi > lo)
     least = min(_least(lo, sees), _least(itself, real))
     most = max(_most(hi, sees), _most(itself + 1, real))
+    if not real.any():
+        least, most = 0, 1
     itself = np.where(real, itself, least)
     number = np.arange(least, most, dtype=np.int32)
     mask = torch.from_numpy(((number >= lo) & (number < hi)) | (number == itself))[:, None]

@@ -123,6 +123,19 @@ def test_bucketed_computes_no_key_that_no_query_of_a_piece_sees() -> None:
     ]
 
 
+def test_bucketed_leaves_segments_without_targets_out_of_the_targets() -> None:
+    """A bucket of history alone has no query of its own at the top, and no kernel is called without a key."""
+    made = layout((40, 300))
+    last = made.targets[made.targets >= 40]
+    only = Layout(segment_starts=made.segment_starts, lo=made.lo, hi=made.hi, targets=last)
+    q, k, v = (x.detach() for x in heads(len(made.lo)))
+
+    plan = plan_bucketed(only)
+
+    assert all(piece.keys[0] < piece.keys[1] for bucket in plan.top for piece in bucket.pieces)
+    assert torch.allclose(both(plan, only, q, k, v), both(plan_dense(only), only, q, k, v), atol=1e-6)
+
+
 @pytest.mark.parametrize("change", ["tie", "late target", "short history", "window"])
 def test_bucketed_equals_dense_where_a_history_is_not_plainly_causal(change: str) -> None:
     """Two history tokens of one time, a target that sees less, a history cut off by age: no causal kernel, same values."""
