@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from functools import cache
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -17,6 +17,8 @@ Chosen = Literal["reference", "triton"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs kernels in Python on the CPU: for tests. Triton reads it when it is imported."""
+_INSTALLED = importlib.util.find_spec("triton") is not None
+_logged: set[tuple[str, str, str]] = set()
 
 
 def choose(operation: str, impl: Impl, tensor: Tensor) -> Chosen:
@@ -38,13 +40,13 @@ def choose(operation: str, impl: Impl, tensor: Tensor) -> Chosen:
         reason = _why_not(tensor.device.type)
         if reason is not None:
             raise RuntimeError(f"the Triton kernel of {operation} cannot run: {reason}")
-    _log(operation, chosen, tensor.device.type)
+    if not torch.compiler.is_compiling():  # a graph with logging in it is no whole one
+        _log(operation, chosen, tensor.device.type)
     return chosen
 
 
-@cache
 def _why_not(device: str) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if not _INSTALLED:
         return "Triton is not installed; pip install triton, or ask for impl = 'reference'"
     if device != "cuda" and not INTERPRETED:
         return (
@@ -54,6 +56,8 @@ def _why_not(device: str) -> str | None:
     return None
 
 
-@cache
 def _log(operation: str, chosen: Chosen, device: str) -> None:
-    logger.info("%s on %s: %s", operation, device, chosen)
+    """Log a choice once."""
+    if (operation, chosen, device) not in _logged:
+        _logged.add((operation, chosen, device))
+        logger.info("%s on %s: %s", operation, device, chosen)
