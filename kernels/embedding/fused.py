@@ -38,8 +38,9 @@ def rowwise_adagrad_rows(
     weight_RD: Tensor, accumulator_R: Tensor, rows_U: Tensor, grad_UD: Tensor, *, learning_rate: float, eps: float
 ) -> None:
     """Update touched rows in place; see `rowwise_adagrad_reference`. Rows are read, moved and written back as a block."""
+    grad_UD = grad_UD.to(accumulator_R.dtype)
     state_U = accumulator_R.index_select(0, rows_U) + grad_UD.square().mean(dim=1)
     accumulator_R.index_copy_(0, rows_U, state_U)
     step_UD = grad_UD / (state_U.sqrt() + eps)[:, None]
-    moved_UD = weight_RD.index_select(0, rows_U).add_(step_UD, alpha=-learning_rate)
-    weight_RD.index_copy_(0, rows_U, moved_UD)
+    moved_UD = weight_RD.index_select(0, rows_U).to(step_UD.dtype).add_(step_UD, alpha=-learning_rate)
+    weight_RD.index_copy_(0, rows_U, moved_UD.to(weight_RD.dtype))
