@@ -12,7 +12,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 # torch first and by itself: its pinned release has a CPU build, and a range would take gigabytes of CUDA.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Daybreak needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 2; }
-	@echo "Setting up $(VENV): a minute or two, once"
+	@echo "Setting up $(VENV), once: torch (about half a minute), then the rest (a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$$(sed -n 's/^  "\(torch==[^"]*\)",$$/\1/p' pyproject.toml)"
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
@@ -295,13 +296,18 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> Config:
         ) from error
     except (OSError, ValueError) as error:  # no TOML, no UTF-8, no name of a file
         raise ConfigError(f"config file {path} cannot be read: {error}", where=str(path)) from error
-    for override in overrides or []:
-        _apply(raw, override)
-    return parse_config(raw, where=str(path))
+    given = [_apply(raw, override) for override in overrides or []]
+    return parse_config(raw, where=str(path), overridden=given)
 
 
-def parse_config(raw: dict[str, Any], *, where: str = "config") -> Config:
-    """Validate plain values as a config; raises ConfigError as `load_config` does."""
+def parse_config(raw: dict[str, Any], *, where: str = "config", overridden: Sequence[str] = ()) -> Config:
+    """Validate plain values as a config; raises ConfigError as `load_config` does.
+
+    Args:
+        raw: The values.
+        where: Their file, for messages.
+        overridden: Keys that --set gave: an error of these alone names it and not the file.
+    """
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
@@ -311,6 +317,8 @@ def parse_config(raw: dict[str, Any], *, where: str = "config") -> Config:
         details = [detail for detail in found if not (detail["type"] == "too_short" and detail["loc"] in inner)]
         keys = [_key(raw, detail["loc"]) for detail in details]
         told = [_explain(key, detail) for key, detail in zip(keys, details, strict=True)]
+        if all(any(f"{key}.".startswith(f"{given}.") for given in overridden) for key in keys):
+            where = "--set"
         raise ConfigError(f"{where}: {_listed(told)}", where=keys[0] or where) from error
 
 
@@ -346,7 +354,8 @@ def _explain(key: str, detail: Any) -> str:
     return f"{'' if named else f'{key}: '}{text}{shown}"
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
+def _apply(raw: dict[str, Any], override: str) -> str:
+    """Set one key of the values and return it."""
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set needs dotted.key=value, got {override!r}", where=override)
@@ -361,3 +370,4 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     if not isinstance(node, dict):
         raise ConfigError(f"--set {key}: the key's parent is no table; lists are set whole", where=key)
     node[last] = value
+    return key.strip()

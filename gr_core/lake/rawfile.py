@@ -382,6 +382,9 @@ def _readable(value: object) -> str:
 def _unreadable(uri: str, form: Format, error: BaseException) -> DataContractError:
     # the reader quotes what it could not read, which may name a user
     text = re.split('[`"]', str(error).strip().split("\n", 1)[0])[0].strip(" :")
-    return DataContractError(
-        f"{uri}: cannot be read as {form}: {text or type(error).__name__}; deliver the file again", where=uri
+    named = {"csv": "csv", "tsv": "csv", "json": "ndjson", "jsonl": "ndjson", "ndjson": "ndjson", "parquet": "parquet"}
+    looks = named.get(uri.lower().removesuffix(".gz").rsplit(".", 1)[-1], form)
+    remedy = (
+        "deliver the file again" if looks == form else f'its name says {looks}: set format = "{looks}" of this feed'
     )
+    return DataContractError(f"{uri}: cannot be read as {form}: {text or type(error).__name__}; {remedy}", where=uri)

@@ -122,7 +122,8 @@ class TrainConfig:
         if self.micro_batches < self.distributed.ranks:
             raise ValueError(
                 f"train.micro_batches must be at least the number of ranks, train.distributed.replicate x shard = "
-                f"{self.distributed.ranks}, got {self.micro_batches}; a step's batches are shared out among the ranks"
+                f"{self.distributed.ranks}, got {self.micro_batches}: a step's batches are shared out among the ranks; set "
+                f"train.micro_batches = {self.distributed.ranks} or fewer ranks"
             )
         self._check_weighting()
         self._check_measuring()

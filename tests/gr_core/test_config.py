@@ -197,6 +197,14 @@ def test_overrides_read_toml_values_and_plain_text() -> None:
     assert one.fingerprint() == two.fingerprint()
 
 
+def test_an_error_of_an_override_names_set_and_not_the_file() -> None:
+    """Whoever reads it looks where the mistake is; a rule across keys of the file and the override names the file."""
+    with pytest.raises(ConfigError, match=r"^--set: train\.dense_lerning_rate is no known key"):
+        load_config(KUAIRAND, ["train.dense_lerning_rate=1", "train.num_threads=1"])
+    with pytest.raises(ConfigError, match=r"kuairand\.toml: model\.width"):
+        load_config(KUAIRAND, ["model.width=3"])
+
+
 def test_a_source_without_an_events_feed_is_refused() -> None:
     """Exactly one feed has the role events."""
     values = load_config(KUAIRAND).resolved()

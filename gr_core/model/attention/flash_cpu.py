@@ -39,7 +39,8 @@ class _All(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qk: Tensor, v: Tensor, plan: BucketedPlan) -> Tensor:
         qk_pad, v_pad = qk.index_select(0, plan.key_pad), v.index_select(0, plan.key_pad)
-        out, saved = _forward(plan.full, *qk_pad.chunk(2, dim=1), v_pad)
+        q_pad, k_pad = torch.chunk(qk_pad, 2, dim=1)
+        out, saved = _forward(plan.full, q_pad, k_pad, v_pad)
         ctx.save_for_backward(qk_pad, v_pad, *saved)
         ctx.plan = plan
         return out.index_select(0, plan.key_place)
@@ -50,16 +51,18 @@ class _All(torch.autograd.Function):
         place = ctx.plan.key_place
         to_qk, to_v = torch.empty_like(qk_pad), torch.empty_like(v_pad)
         grad = v_pad.new_zeros(v_pad.shape).index_copy_(0, place, grads[0])
-        _backward(ctx.plan.full, (*qk_pad.chunk(2, dim=1), v_pad), grad, saved, (*to_qk.chunk(2, dim=1), to_v))
+        inputs, to = (*torch.chunk(qk_pad, 2, dim=1), v_pad), (*torch.chunk(to_qk, 2, dim=1), to_v)
+        _backward(ctx.plan.full, inputs, grad, saved, to)
         return to_qk.index_select(0, place), to_v.index_select(0, place), None
 
 
 class _Targets(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: BucketedPlan) -> Tensor:
-        padded = (q.index_select(0, plan.query_pad), *(x.index_select(0, plan.key_pad) for x in (k, v)))
-        out, saved = _forward(plan.top, *padded)
-        ctx.save_for_backward(*padded, *saved)
+        q_pad = q.index_select(0, plan.query_pad)
+        k_pad, v_pad = k.index_select(0, plan.key_pad), v.index_select(0, plan.key_pad)
+        out, saved = _forward(plan.top, q_pad, k_pad, v_pad)
+        ctx.save_for_backward(q_pad, k_pad, v_pad, *saved)
         ctx.plan = plan
         return out.index_select(0, plan.query_place)
 
@@ -67,11 +70,11 @@ class _Targets(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q_pad, k_pad, v_pad, *saved = ctx.saved_tensors
         query_place, key_place = ctx.plan.query_place, ctx.plan.key_place
-        to = torch.empty_like(q_pad), torch.empty_like(k_pad), torch.empty_like(v_pad)
+        to_q, to_k, to_v = torch.empty_like(q_pad), torch.empty_like(k_pad), torch.empty_like(v_pad)
         grad = torch.zeros_like(q_pad).index_copy_(0, query_place, grads[0])
-        _backward(ctx.plan.top, (q_pad, k_pad, v_pad), grad, saved, to)
-        to_q, to_k, to_v = to
-        return to_q.index_select(0, query_place), *(x.index_select(0, key_place) for x in (to_k, to_v)), None
+        _backward(ctx.plan.top, (q_pad, k_pad, v_pad), grad, saved, (to_q, to_k, to_v))
+        of_keys = to_k.index_select(0, key_place), to_v.index_select(0, key_place)
+        return to_q.index_select(0, query_place), *of_keys, None
 
 
 def _forward(buckets: tuple[Bucket, ...], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -123,18 +126,17 @@ def _views(
     buckets: tuple[Bucket, ...], of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]
 ) -> Iterator[tuple[Bucket, tuple[Tensor, ...], tuple[Tensor, ...]]]:
     """Yield every bucket with its part of what is [P, H, K], as [S, H, Q, K] and [S, H, L, K]."""
-    num_queries, num_keys = (
-        [b.num_segments * n for b, n in zip(buckets, counts, strict=True)]
-        for counts in ([b.num_queries for b in buckets], [b.num_keys for b in buckets])
-    )
-    parts = zip(
-        zip(*(x.split(num_queries) for x in of_queries), strict=True),
-        zip(*(x.split(num_keys) for x in of_keys), strict=True),
-        strict=True,
-    )
-    for bucket, (queries, keys) in zip(buckets, parts, strict=True):
-        size = (bucket.num_segments, -1, *of_keys[0].shape[1:])
-        yield bucket, *(tuple(x.unflatten(0, size[:2]).transpose(1, 2) for x in some) for some in (queries, keys))
+    num_queries = [bucket.num_segments * bucket.num_queries for bucket in buckets]
+    num_keys = [bucket.num_segments * bucket.num_keys for bucket in buckets]
+    queries = [torch.split(x, num_queries) for x in of_queries]
+    keys = [torch.split(x, num_keys) for x in of_keys]
+    for number, bucket in enumerate(buckets):
+        segments = bucket.num_segments
+        yield bucket, _by_segment(queries, number, segments), _by_segment(keys, number, segments)
+
+
+def _by_segment(parts: list[tuple[Tensor, ...]], number: int, num_segments: int) -> tuple[Tensor, ...]:
+    return tuple(x[number].view(num_segments, -1, *x[number].shape[1:]).transpose(1, 2) for x in parts)
 
 
 def _cut(tensors: tuple[Tensor, ...], span: tuple[int, int]) -> tuple[Tensor, ...]:

@@ -160,6 +160,15 @@ def test_a_csv_whose_quotes_are_broken_is_an_error_that_names_it(tmp_path: Path)
         read(make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "csv"}))
 
 
+def test_a_csv_of_a_feed_without_a_format_says_which_key_to_set(tmp_path: Path) -> None:
+    """Parquet is the default: a name that says otherwise is the likelier mistake than a broken file."""
+    path = raw(tmp_path, "a.csv")
+    path.write_text(f"id,uid,item,ts,clicked\na,1,i,{ms(NOON)},1\n")
+
+    with pytest.raises(DataContractError, match=r'a\.csv: cannot be read as parquet.*set format = "csv"'):
+        read(make_config(tmp_path, {**TEXT, "path": "dt={date}/*", "format": "parquet"}))
+
+
 def test_a_missing_column_is_told_without_the_readers_own(tmp_path: Path) -> None:
     """The columns there are, are the file's."""
     path = raw(tmp_path, "a.csv")
