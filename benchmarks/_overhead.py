@@ -1,4 +1,4 @@
-"""What attribution itself costs: of every step, and once a night. In CPU time, so that a busy machine changes little."""
+"""What attribution and attention's masks cost of a step, in CPU time, so that a busy machine changes little."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from benchmarks._child import measure
 from benchmarks._ours import Ours, night_of, pack_of
 from benchmarks._report import Figure, Report
 from benchmarks._speed import HEADS
+from gr_core.model.attention import Layout
+from gr_core.model.attention.plan import AttentionPlan
 from gr_core.train import hardware
 from gr_core.train.attribution import PARTS, attribution
 from gr_core.train.flops import ModelFlops
 from gr_core.train.tracing import Counts, counted
 
 MAX_FRACTION = 0.01
+MAX_MASK_FRACTION = 0.05  # case F18
 _EMPTY_STEPS = 1000
 
 
@@ -34,6 +37,19 @@ def measure_overhead(report: Report, work: Path, sizes: Mapping[str, Any]) -> No
         value=found["step_fraction"], unit="of a step's CPU time", at_most=MAX_FRACTION
     )
     report.conditions["attribution"] = found
+    for preset in sizes["presets"]:
+        masks = measure(
+            "benchmarks._overhead:masks",
+            work=str(work),
+            preset=preset,
+            width=sizes["width"] or 64,
+            num_tokens=sizes["tokens"],
+            steps=sizes["steps"],
+        ).result
+        report.figures[f"masks/{preset}/step_fraction"] = Figure(
+            value=masks["fraction"], unit="of a step's CPU time", at_most=MAX_MASK_FRACTION
+        )
+        report.conditions[f"masks/{preset}"] = masks
 
 
 def overhead(work: str, width: int, num_tokens: int, steps: int) -> dict[str, Any]:
@@ -77,6 +93,34 @@ def overhead(work: str, width: int, num_tokens: int, steps: int) -> dict[str, An
             "peak_once": 1000 * peak,
         },
         "ops_per_step": counts["perf/ops_per_step"],
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def masks(work: str, preset: str, width: int, num_tokens: int, steps: int) -> dict[str, Any]:
+    """Train, and time what lays attention out: buckets, pieces and masks, in the thread that reads ahead.
+
+    Returns:
+        fraction of a step's CPU time; CPU milliseconds of a step and of its layout; load.
+    """
+    pack = pack_of(Path(work) / f"masks-{preset}", preset, num_tokens)
+    ours = Ours(night_of(pack, {"width": width, "num_layers": 2, "num_heads": HEADS}))
+    ours.train(2)
+    builder, spent = ours.night.builder, 0.0
+    planner = builder.planner
+
+    def timed(layout: Layout) -> AttentionPlan:
+        nonlocal spent
+        began = time.thread_time()
+        plan = planner(layout)
+        spent += time.thread_time() - began
+        return plan
+
+    builder.planner = timed
+    step = _cpu_seconds(lambda: ours.train(steps)) / steps
+    return {
+        "fraction": spent / steps / step,
+        "milliseconds": {"step": 1000 * step, "layout": 1000 * spent / steps},
         "load": round(os.getloadavg()[0], 2),
     }
 

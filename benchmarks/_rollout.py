@@ -26,8 +26,8 @@ from benchmarks._ours import ROWS, Ours, night_of, pack_of
 from benchmarks._pairs import interleave, medians
 from benchmarks._rival import Longs, PaddedModel, Rival, Users, read_users
 from benchmarks._speed import HEADS
-from benchmarks._steps import Thresholds
 from gr_core.data.batches import PackReader
+from gr_core.train.running_metrics import ThresholdedAUC
 from kernels.bucketed_auc import BucketedAUC
 
 SWITCHES = {
@@ -169,7 +169,7 @@ class _Loop(Rival):
         )
         self._switches, self._events = switches, events
         num_actions = users.labels.shape[1]
-        self._metrics = BucketedAUC(num_actions) if "metrics" in switches else Thresholds(num_actions)
+        self._metrics = BucketedAUC(num_actions) if "metrics" in switches else ThresholdedAUC(num_actions)
         self._holdout: Longs = np.random.default_rng(2).permutation(len(users.lengths))[:HOLDOUT_USERS]
         self._pace = _Pace(int(users.lengths[self._holdout].sum()))
 

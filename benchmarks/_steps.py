@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks._child import measure
 from benchmarks._ours import Ours, night_of, pack_of
@@ -17,11 +16,11 @@ from benchmarks._report import Figure, Report
 from benchmarks._speed import HEADS
 from gr_core.model.recommender import new_recommender
 from gr_core.train.optim import DenseOptimizer
+from gr_core.train.running_metrics import THRESHOLDS, ThresholdedAUC
 from kernels.bucketed_auc import BucketedAUC
 
 MAX_METRICS_FRACTION = 0.01
 MIN_FUSED_SPEEDUP = 2.0
-THRESHOLDS = 1000
 
 
 def measure_steps(report: Report, work: Path, sizes: Mapping[str, Any]) -> None:
@@ -48,7 +47,9 @@ def measure_steps(report: Report, work: Path, sizes: Mapping[str, Any]) -> None:
             value=found["speedup"], unit="x", at_least=MIN_FUSED_SPEEDUP
         )
         report.conditions[f"optimizer/{width}"] = found
-    report.conditions["metrics"] = {"baseline": f"{THRESHOLDS} thresholds compared with every logit, two-layer model"}
+    report.conditions["metrics"] = {
+        "baseline": f"{THRESHOLDS} thresholds compared with every probability, two-layer model"
+    }
 
 
 def metrics_share(work: str, preset: str, width: int, num_tokens: int, steps: int, rounds: int) -> dict[str, Any]:
@@ -62,9 +63,9 @@ def metrics_share(work: str, preset: str, width: int, num_tokens: int, steps: in
     index = ours.night.reader.index
     num_rows = round(index["num_supervised"] / len(index["batch_tokens"]))
     logits, labels, known = torch.randn(num_rows, 3), torch.rand(num_rows, 3) < 0.2, torch.ones(num_rows, 3).bool()
-    fused, naive = BucketedAUC(3), Thresholds(3)
+    fused, naive = BucketedAUC(3), ThresholdedAUC(3)
 
-    def repeat(metrics: BucketedAUC | Thresholds) -> float:
+    def repeat(metrics: BucketedAUC | ThresholdedAUC) -> float:
         for _ in range(steps):
             metrics.update(logits, labels, known)
         return steps
@@ -87,26 +88,6 @@ def metrics_share(work: str, preset: str, width: int, num_tokens: int, steps: in
         "targets_per_step": num_rows,
         "load": round(os.getloadavg()[0], 2),
     }
-
-
-class Thresholds:
-    """What a metrics library does for a binned AUC: every logit is compared with every threshold, action by action.
-
-    Args:
-        num_actions: How many.
-    """
-
-    def __init__(self, num_actions: int) -> None:
-        self._thresholds = torch.linspace(0, 1, THRESHOLDS)
-        self.counts = torch.zeros(num_actions, THRESHOLDS, 4, dtype=torch.int64)
-
-    def update(self, logits_NA: Tensor, labels_NA: Tensor, known_NA: Tensor) -> None:
-        """Add to every threshold's confusion matrix: a bin count over 4 * thresholds cells of N * thresholds entries."""
-        for action in range(len(self.counts)):
-            known = known_NA[:, action]
-            over = torch.sigmoid(logits_NA[known, action])[:, None] >= self._thresholds
-            cell = over.long() + 2 * labels_NA[known, action].long()[:, None] + 4 * torch.arange(THRESHOLDS)
-            self.counts[action] += torch.bincount(cell.flatten(), minlength=4 * THRESHOLDS).view(THRESHOLDS, 4)
 
 
 def optimizers(width: int, steps: int, rounds: int) -> dict[str, Any]:

@@ -141,16 +141,6 @@ def test_utilisation_and_metrics_are_shares(tmp_path: Path) -> None:
     assert 0 < share["naive_fraction"] < 1
 
 
-def test_thresholds_count_every_known_row_at_every_threshold() -> None:
-    """The naive metric's confusion matrices hold each known row once a threshold; the highest threshold finds nobody."""
-    metric = _steps.Thresholds(2)
-    logits, labels = torch.tensor([[0.0, 9.0], [1.0, -9.0]]), torch.tensor([[True, False], [False, True]])
-    metric.update(logits, labels, torch.tensor([[True, True], [True, False]]))
-
-    assert metric.counts.sum(dim=2).unique(dim=1).tolist() == [[2], [1]]
-    assert metric.counts[0, -1].tolist() == [1, 0, 1, 0]
-
-
 def test_table_arms_compute_the_same_kind_of_step() -> None:
     """Ours and the dense arms are timed on the same ids; fbgemm's presence is told."""
     found = _tables.compare(rows=500, num_ids=64, steps=2, rounds=1)
