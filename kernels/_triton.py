@@ -30,6 +30,9 @@ class Variant:
     num_stages: int
     half_dot: bool = False
     """Whether it multiplies matrices in half precision, so that its code must have wgmma."""
+    aligned: tuple[str, ...] = ()
+    """Parameters that are multiples of 16 where it is launched: pointers to whole tensors, strides. Triton specialises on
+    it; without it no load is of several entries at once, so none is asynchronous."""
 
 
 def tuned(configs: Sequence[Any], key: Sequence[str]) -> Callable[[Any], Any]:
@@ -55,6 +58,7 @@ def variants(
     *,
     label: str,
     half_dot: bool = False,
+    aligned: tuple[str, ...] = (),
 ) -> Iterator[Variant]:
     """Yield the compilations of a kernel over its configs, for one signature.
 
@@ -65,15 +69,17 @@ def variants(
         constants: Constants that no config sets.
         label: Of the signature; the config is added.
         half_dot: See Variant.
+        aligned: See Variant.
     """
     for config in configs:
         blocks = " ".join(f"{name}={value}" for name, value in config.kwargs.items())
         yield Variant(
             label=f"{label} {blocks} w{config.num_warps} s{config.num_stages}",
-            kernel=getattr(kernel, "fn", kernel),
+            kernel=kernel.fn if isinstance(kernel, triton.runtime.Autotuner) else kernel,
             signature=signature,
             constants={**constants, **config.kwargs},
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             half_dot=half_dot,
+            aligned=aligned,
         )

@@ -79,6 +79,7 @@ def _compile(work: tuple[str, int]) -> Compiled:
         variant.kernel,
         signature={n: signature[n] for n in names},
         constexprs={n: variant.constants[n] for n in names if n in variant.constants},
+        attrs={(place,): [["tt.divisibility", 16]] for place, n in enumerate(names) if n in variant.aligned},
     )
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     with warnings.catch_warnings():

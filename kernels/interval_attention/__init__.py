@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
+from kernels.choice import Impl, choose
 from kernels.interval_attention.reference import interval_attention_reference, interval_mask
+from kernels.interval_attention.weighting import NUM_BUCKETS, Decay, Silu
 
-__all__ = ["interval_attention", "interval_attention_reference", "interval_mask"]
+__all__ = ["Decay", "Silu", "interval_attention", "interval_attention_reference", "interval_mask"]
 
 
 def interval_attention(
@@ -19,24 +19,30 @@ def interval_attention(
     hi_N: Tensor,
     itself_N: Tensor,
     *,
-    impl: Literal["auto", "reference"] = "auto",
+    weighting: Decay | Silu | None = None,
+    impl: Impl = "auto",
 ) -> Tensor:
-    """Attend to keys [lo, hi) and to the token itself; see `interval_attention_reference`.
+    """Attend to keys [lo, hi) and to the token itself, by softmax(q . k / sqrt(K)) or as `weighting` says.
+
+    Differentiable by q, k, v and the biases of `Silu`. The kernels take time by the keys between the smallest lo and the
+    largest hi of queries that are next to each other, so queries belong in the order of their keys.
 
     Args:
-        q_NHK: Queries, [N, H, K], float.
+        q_NHK: Queries, [N, H, K], float; the kernels take fp32 and bf16 and head dims up to 128.
         k_THK: Keys, [T, H, K], q's dtype.
         v_THK: Values, [T, H, K], q's dtype.
         lo_N: First key of each query, [N], int.
         hi_N: One past the last key of each query, [N], int.
         itself_N: The query's own place among the keys, [N], int.
-        impl: Only the reference exists so far; "auto" takes it on every device.
+        weighting: Time decay, or HSTU's pointwise weights; None: softmax.
+        impl: "reference", "triton", or "auto": Triton on CUDA, the reference elsewhere.
 
     Returns:
-        [N, H, K], in q's dtype.
+        [N, H, K], in q's dtype; computed in fp32.
 
     Raises:
-        ValueError: Shapes that do not belong together; both shapes are in the message.
+        ValueError: Shapes that do not belong together (both are in the message), or what the kernels do not take.
+        RuntimeError: Triton cannot run where the tensors are; see `kernels.choice`.
     """
     if k_THK.shape != v_THK.shape or q_NHK.shape[1:] != k_THK.shape[1:]:
         raise ValueError(
@@ -46,6 +52,30 @@ def interval_attention(
     for name, index in (("lo", lo_N), ("hi", hi_N), ("itself", itself_N)):
         if index.shape != q_NHK.shape[:1]:
             raise ValueError(f"{name} must have one entry a query, got {tuple(index.shape)} for {tuple(q_NHK.shape)}")
-    if impl not in ("auto", "reference"):
-        raise ValueError(f"impl must be auto or reference, got {impl!r}")
-    return interval_attention_reference(q_NHK, k_THK, v_THK, lo_N, hi_N, itself_N)
+    if weighting is not None:
+        _check_weighting(weighting, q_NHK, k_THK)
+    if choose("interval_attention", impl, q_NHK) == "triton":
+        # imported here: Triton is not on every machine, and its import takes a while
+        from kernels.interval_attention.triton_op import interval_attention_triton
+
+        return interval_attention_triton(q_NHK, k_THK, v_THK, lo_N, hi_N, itself_N, weighting)
+    bias = None if weighting is None else weighting.bias()
+    divisor = weighting.divisor if isinstance(weighting, Silu) else None
+    return interval_attention_reference(q_NHK, k_THK, v_THK, lo_N, hi_N, itself_N, bias=bias, divisor=divisor)
+
+
+def _check_weighting(weighting: Decay | Silu, q_NHK: Tensor, k_THK: Tensor) -> None:
+    lines = {"query_time": (weighting.query_time, q_NHK), "key_time": (weighting.key_time, k_THK)}
+    if isinstance(weighting, Silu):
+        lines |= {
+            "query_position": (weighting.query_position, q_NHK),
+            "key_position": (weighting.key_position, k_THK),
+        }
+        for name, bias in (("position_bias", weighting.position_bias), ("time_bias", weighting.time_bias)):
+            if bias.shape != (NUM_BUCKETS, q_NHK.shape[1]):
+                raise ValueError(
+                    f"{name} must be [{NUM_BUCKETS}, heads], got {tuple(bias.shape)} for {tuple(q_NHK.shape)}"
+                )
+    for name, (line, of) in lines.items():
+        if line.shape != of.shape[:1]:
+            raise ValueError(f"{name} must have one entry a row, got {tuple(line.shape)} for {tuple(of.shape)}")

@@ -77,4 +77,4 @@ def test_shapes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"lo must have one entry"):
         interval_attention(q, q, q, hi[:2], hi, hi)
     with pytest.raises(ValueError, match="impl"):
-        interval_attention(q, q, q, hi, hi, hi, impl="triton")
+        interval_attention(q, q, q, hi, hi, hi, impl="cuda")
