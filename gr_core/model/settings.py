@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal, get_args
 Block = Literal["softmax", "hstu"]
 Head = Literal["shared_bottom", "mmoe"]
 Time = Literal["gaps", "rope"]
-Path = Literal["auto", "bucketed", "flex", "varlen", "dense"]
-Kernel = Literal["none", "bucketed", "flex", "varlen", "dense", "fa3"]
+Path = Literal["auto", "bucketed", "flex", "varlen", "interval", "dense"]
+Kernel = Literal["none", "bucketed", "flex", "varlen", "interval", "dense", "fa3"]
 _SHORTEST_HALF_LIFE_DAYS = 1 / 24  # with shorter ones fp32 cannot tell the ages of a year's history apart
 
 
@@ -125,9 +125,9 @@ class AttentionConfig:
     }
 
     path: Path = "auto"
-    """auto: bucketed on the CPU, on CUDA varlen where it serves most tokens and else flex; bucketed: length-bucketed SDPA;
-    flex: FlexAttention over intervals; varlen: FlashAttention on plainly causal runs, FlexAttention on the rest; dense:
-    the reference, for tests and small packs."""
+    """auto: bucketed on the CPU, on CUDA varlen where it serves most tokens and else flex, interval for HSTU; bucketed:
+    length-bucketed SDPA; flex: FlexAttention over intervals; varlen: FlashAttention on plainly causal runs, FlexAttention
+    on the rest; interval: our Triton kernels; dense: the reference, for tests and small packs."""
     require: Kernel = "none"
     """Fail by name, before anything trains, where this path cannot run (fa3: varlen by FlashAttention 3); none: any."""
 

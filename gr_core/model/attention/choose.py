@@ -15,8 +15,10 @@ from gr_core.model.attention.bucketed import bucketed_planner
 from gr_core.model.attention.dense import plan_dense
 from gr_core.model.attention.plan import Planner
 from gr_core.model.settings import AttentionConfig, ModelConfig
+from kernels.choice import INTERPRETED
 
 _LARGEST_FLASH_HEAD = 256
+_LARGEST_INTERVAL_HEAD = 128
 _SMALLEST_FLEX_HEAD = 16
 
 
@@ -46,7 +48,7 @@ class ChosenAttention:
     """The path of a run."""
 
     kernel: str
-    """What really runs: bucketed, flex, varlen+flex, fa3+flex or dense."""
+    """What really runs: bucketed, flex, varlen+flex, fa3+flex, interval or dense."""
     reason: str
     """Why this one, for the log."""
     planner: Planner
@@ -86,7 +88,8 @@ def _best(given: Circumstances) -> tuple[str, str]:
         return "bucketed", f"the device is {given.device.type}"
     no_flex, no_varlen = _why_not("flex", given), _why_not("varlen", given)
     if no_flex is not None:
-        return "bucketed", no_flex
+        no_interval = _why_not("interval", given)
+        return ("interval", no_flex) if no_interval is None else ("bucketed", f"{no_flex}; {no_interval}")
     if no_varlen is not None:
         return "flex", no_varlen
     if given.time_window:
@@ -104,6 +107,10 @@ def _planner(path: str, given: Circumstances) -> Planner:
         return bucketed_planner(given.pack_layout)
     if path == "dense":
         return plan_dense
+    if path == "interval":
+        from gr_core.model.attention.interval import plan_interval
+
+        return plan_interval
     # imported here: FlexAttention brings the compiler, two seconds that other paths need not wait
     from gr_core.model.attention.flex import plan_flex
     from gr_core.model.attention.varlen import plan_varlen
@@ -113,7 +120,7 @@ def _planner(path: str, given: Circumstances) -> Planner:
 
 def _why_not(path: str, given: Circumstances) -> str | None:
     """Return why a path cannot run here; None: it can."""
-    checks = {"flex": _flex_checks, "varlen": _varlen_checks}
+    checks = {"flex": _flex_checks, "varlen": _varlen_checks, "interval": _interval_checks}
     found = checks[path](given) if path in checks else []
     return next((reason for failed, reason in found if failed), None)
 
@@ -143,6 +150,21 @@ def _varlen_checks(given: Circumstances) -> list[tuple[bool, str]]:
             given.head_dim % 8 != 0 or given.head_dim > _LARGEST_FLASH_HEAD,
             "FlashAttention needs model.width / model.num_heads to be a multiple of 8, at most "
             f"{_LARGEST_FLASH_HEAD}, got {given.head_dim}",
+        ),
+    ]
+
+
+def _interval_checks(given: Circumstances) -> list[tuple[bool, str]]:
+    return [
+        (importlib.util.find_spec("triton") is None, "Triton is not installed: pip install triton"),
+        (
+            given.device.type != "cuda" and not INTERPRETED,
+            f"the interval kernels run on CUDA, not on {given.device.type} (TRITON_INTERPRET=1 interprets them, for tests)",
+        ),
+        (given.pack_layout == "padded", "pack.layout = 'padded' pads attention, which the interval kernels do not"),
+        (
+            given.head_dim > _LARGEST_INTERVAL_HEAD,
+            f"the interval kernels take model.width / model.num_heads up to {_LARGEST_INTERVAL_HEAD}, got {given.head_dim}",
         ),
     ]
 

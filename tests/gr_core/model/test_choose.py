@@ -33,9 +33,11 @@ AUTO = {
     "window": (CUDA, {"time_window": True}, "flex", "window"),
     "decay": (CUDA, {"time_half_life_days": 7.0}, "flex", "time_half_life_days"),
     "odd heads": (CUDA, {"width": 72}, "flex", "multiple of 8"),
-    "hstu": (CUDA, {"block": "hstu"}, "bucketed", "SiLU"),
+    "hstu": (CUDA, {"block": "hstu"}, "interval", "SiLU"),
+    "hstu, padded": (CUDA, {"block": "hstu", "pack_layout": "padded"}, "bucketed", "interval kernels do not"),
+    "hstu, wide heads": (CUDA, {"block": "hstu", "width": 512, "num_heads": 2}, "bucketed", "up to 128, got 256"),
     "padded": (CUDA, {"pack_layout": "padded"}, "bucketed", "padded"),
-    "small heads": (CUDA, {"num_heads": 8}, "bucketed", "at least 16"),
+    "small heads": (CUDA, {"num_heads": 8}, "interval", "at least 16"),
 }
 
 
@@ -70,6 +72,19 @@ def test_a_path_that_cannot_run_is_refused_by_name(
         choose_attention(AttentionConfig(**config), given(device, **changes))
 
     assert caught.value.where == f"attention.{next(iter(config))}"
+
+
+def test_the_interval_path_is_refused_on_the_cpu_unless_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests interpret the kernels; without the interpreter, or without Triton, the error says so."""
+    assert choose_attention(AttentionConfig(path="interval"), given(CPU)).kernel == "interval"
+
+    monkeypatch.setattr("gr_core.model.attention.choose.INTERPRETED", False)
+    with pytest.raises(ConfigError, match=r"attention.path = 'interval' .*run on CUDA, not on cpu.*path = 'auto'"):
+        choose_attention(AttentionConfig(path="interval"), given(CPU))
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"attention.require = 'interval' .*pip install triton"):
+        choose_attention(AttentionConfig(require="interval"), given(CUDA))
 
 
 @pytest.mark.parametrize("name", ["bucketed", "dense"])
