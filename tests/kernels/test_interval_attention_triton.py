@@ -151,6 +151,18 @@ def test_sizes_round_a_tile_equal_the_reference(count: int, kind: str) -> None:
     assert_close(got, expected, torch.float32, least=1.0 if count == 1 else 1e-3)  # one key: softmax has no gradient
 
 
+@DTYPES
+@pytest.mark.parametrize(("lo", "hi"), [(0, 127), (1, 128), (0, 64), (33, 97)])
+def test_a_window_that_ends_one_key_beside_a_tile_masks_that_key(lo: int, hi: int, dtype: torch.dtype) -> None:
+    """128 queries of one interval: every key of a tile but its first, or its last, is seen by all."""
+    zero = torch.zeros(128, dtype=torch.int64)
+    made = Case(zero + lo, zero + hi, zero, zero, zero)
+
+    got, expected = (run(made, "softmax", dtype, impl, heads=1) for impl in ("triton", "reference"))
+
+    assert_close(got, expected, dtype)
+
+
 def test_whole_tiles_without_a_mask_equal_the_reference() -> None:
     """1025 tokens of one head and a window of 200: between its edges tiles are seen whole and skip the mask."""
     made = case((1020, 5), window=200)
