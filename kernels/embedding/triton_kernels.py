@@ -8,8 +8,8 @@ these sums one after another in a last one, so that a hot row does not hold up t
 Windows: cut the sorted entries into windows of CHUNK. A long run's pieces after its first begin CHUNK apart, each behind a
 full piece of the same run, so at most one begins in any window, and a run's pieces have windows in a row: the window is
 the piece's place in the scratch buffer, without counting pieces.
-Names: i_ ids, m_ masks; e entries, u runs, b bags, f features, d columns. Addresses are int64: a table may have more than
-2^31 numbers.
+Names: i_ ids, m_ masks; e entries, u runs, b bags, f features, d columns. Addresses of rows are int64: a table may have
+more than 2^31 numbers. Entries and runs are counted in int32, which leaves room for MOST_ENTRIES and a block behind them.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # (Triton gives kernels' parameters their types)
@@ -22,6 +22,7 @@ import triton.language as tl
 from kernels.embedding.layout import PAD_ROW as _PAD_ROW
 
 PAD_ROW = tl.constexpr(_PAD_ROW)
+MOST_ENTRIES = 2**31 - 2**16
 DENSE = tl.constexpr(0)
 """Write a run's sum to its row of a tensor of all rows."""
 MERGED = tl.constexpr(1)
@@ -95,7 +96,7 @@ def keys_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the flat row of each entry; num_rows, which sorts last, for an absent one. Ids [B, F], keys [F * B]."""
-    i_e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_e = i_e < num_entries
     i_f, i_b = i_e // num_bags, i_e % num_bags
     local = tl.load(ids + i_b * num_features + i_f, mask=m_e, other=0).to(tl.int64)
@@ -109,23 +110,26 @@ def starts_kernel(keys, run, start, count, num_entries, num_rows, BLOCK: tl.cons
 
     Keys [M] sorted, run [M] the number of each entry's run from 1, start [M + 1], count [1].
     """
-    i_e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_e = i_e < num_entries
     key = tl.load(keys + i_e, mask=m_e, other=0)
     before = tl.load(keys + i_e - 1, mask=m_e & (i_e > 0), other=0)
     number = tl.load(run + i_e, mask=m_e, other=0)
-    tl.store(start + number - 1, i_e.to(tl.int32), mask=m_e & ((i_e == 0) | (key != before)))
+    tl.store(start + number - 1, i_e, mask=m_e & ((i_e == 0) | (key != before)))
     m_last = i_e == num_entries - 1
-    tl.store(start + number, (i_e + 1).to(tl.int32), mask=m_last)
+    tl.store(start + number, i_e + 1, mask=m_last)
     tl.store(count + i_e * 0, number - (key >= num_rows).to(tl.int32), mask=m_last)
 
 
 @triton.jit
-def _entry_gradients(grad, order, i_e, m_e, i_d, m_d, num_bags, bag_stride, feature_stride):
-    """Return the gradients that sorted entries stand for, [entries, D] fp32; zero where masked."""
+def _entry_gradients(grad, order, i_e, m_e, i_d, m_d, num_bags, bag_rows, feature_rows, WIDTH: tl.constexpr):
+    """Return the gradients that sorted entries stand for, [entries, D] fp32; zero where masked.
+
+    Strides are counted in rows of WIDTH: Triton sees from it that rows are aligned, and loads several numbers at once.
+    """
     entry = tl.load(order + i_e, mask=m_e, other=0).to(tl.int32)
     i_b, i_f = (entry % num_bags).to(tl.int64), (entry // num_bags).to(tl.int64)
-    place = i_b * bag_stride + i_f * feature_stride
+    place = (i_b * bag_rows + i_f * feature_rows) * WIDTH
     return tl.load(grad + place[:, None] + i_d[None, :], mask=m_e[:, None] & m_d[None, :], other=0.0).to(tl.float32)
 
 
@@ -149,6 +153,7 @@ def _adagrad(
 ):
     """Accumulator += mean(grad^2); row -= lr * grad / (sqrt(accumulator) + eps). Rows [N], grad [N, D] zero where masked."""
     state = tl.load(accumulator + row, mask=m_row, other=1.0) + tl.sum(grad * grad, axis=1) / WIDTH
+    tl.debug_barrier()  # several warps may hold a row's state: none must read what another has written
     tl.store(accumulator + row, state, mask=m_row)
     m = m_row[:, None] & m_d[None, :]
     place = weight + row[:, None] * WIDTH + i_d[None, :]
@@ -207,14 +212,14 @@ def _finish(
     if MODE == UPDATE:
         _adagrad(out, accumulator, row, m_row, total, i_d, m_d, lr, eps, seed, WIDTH, STOCHASTIC)
     else:
-        place = row if MODE == DENSE else i_u
+        place = row if MODE == DENSE else i_u.to(tl.int64)
         address = out + place[:, None] * WIDTH + i_d[None, :]
         tl.store(address, total.to(out.dtype.element_ty), mask=m_row[:, None] & m_d[None, :])
         if MODE == MERGED:
             tl.store(rows + i_u, row, mask=m_row)
 
 
-@triton.jit(do_not_specialize=["num_bags", "bag_stride", "feature_stride", "num_out", "seed"])
+@triton.jit(do_not_specialize=["num_bags", "bag_rows", "feature_rows", "num_out", "seed"])
 def short_runs_kernel(
     grad,
     order,
@@ -225,8 +230,8 @@ def short_runs_kernel(
     rows,
     accumulator,
     num_bags,
-    bag_stride,
-    feature_stride,
+    bag_rows,
+    feature_rows,
     num_out,
     lr,
     eps,
@@ -239,20 +244,20 @@ def short_runs_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """Add up and finish runs of at most CHUNK entries, one a lane; a merged output's rest is zero, its rows -1."""
-    i_u = tl.program_id(0).to(tl.int64) * BLOCK_U + tl.arange(0, BLOCK_U)
+    i_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     i_d = tl.arange(0, BLOCK_D)
     m_d = i_d < WIDTH
     num_runs = tl.load(count)
-    if MODE != MERGED and tl.program_id(0).to(tl.int64) * BLOCK_U >= num_runs:
+    if MODE != MERGED and tl.program_id(0) * BLOCK_U >= num_runs:
         return
     m_u = i_u < num_runs
-    begin = tl.load(start + i_u, mask=m_u, other=0).to(tl.int64)
+    begin = tl.load(start + i_u, mask=m_u, other=0)
     length = tl.load(start + i_u + 1, mask=m_u, other=0) - begin
     m_short = m_u & (length <= CHUNK)
     length = tl.where(m_short, length, 0)
     total = tl.zeros([BLOCK_U, BLOCK_D], tl.float32)
-    for j in range(tl.max(length, axis=0).to(tl.int32)):
-        total += _entry_gradients(grad, order, begin + j, j < length, i_d, m_d, num_bags, bag_stride, feature_stride)
+    for j in range(tl.max(length, axis=0)):
+        total += _entry_gradients(grad, order, begin + j, j < length, i_d, m_d, num_bags, bag_rows, feature_rows, WIDTH)
     row = tl.load(keys + begin, mask=m_short, other=-1).to(tl.int64)
     m_out = m_short | ((i_u >= num_runs) & (i_u < num_out)) if MODE == MERGED else m_short
     _finish(out, rows, accumulator, i_u, row, m_out, total, i_d, m_d, lr, eps, seed, MODE, WIDTH, STOCHASTIC)
@@ -261,15 +266,15 @@ def short_runs_kernel(
 @triton.jit
 def _window(keys, run, start, num_rows, CHUNK: tl.constexpr):
     """Return this window's run, its first entry and end, and the piece that begins here; it is none where not inside."""
-    first = tl.program_id(0).to(tl.int64) * CHUNK
-    i_u = tl.load(run + first).to(tl.int64) - 1
-    begin = tl.load(start + i_u).to(tl.int64)
-    end = tl.load(start + i_u + 1).to(tl.int64)
+    first = tl.program_id(0) * CHUNK
+    i_u = tl.load(run + first) - 1
+    begin = tl.load(start + i_u)
+    end = tl.load(start + i_u + 1)
     end = tl.where(tl.load(keys + first) < num_rows, end, begin)  # absent entries have no sum
     return i_u, begin, end, begin + tl.cdiv(first - begin, CHUNK) * CHUNK
 
 
-@triton.jit(do_not_specialize=["num_bags", "bag_stride", "feature_stride", "num_rows"])
+@triton.jit(do_not_specialize=["num_bags", "bag_rows", "feature_rows", "num_rows"])
 def long_pieces_kernel(
     grad,
     order,
@@ -278,8 +283,8 @@ def long_pieces_kernel(
     start,
     scratch,
     num_bags,
-    bag_stride,
-    feature_stride,
+    bag_rows,
+    feature_rows,
     num_rows,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -296,11 +301,11 @@ def long_pieces_kernel(
     total = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     for offset in range(0, CHUNK, BLOCK_E):
         i_e = piece + offset + tl.arange(0, BLOCK_E)
-        total += _entry_gradients(grad, order, i_e, i_e < end, i_d, m_d, num_bags, bag_stride, feature_stride)
+        total += _entry_gradients(grad, order, i_e, i_e < end, i_d, m_d, num_bags, bag_rows, feature_rows, WIDTH)
     tl.store(scratch + tl.program_id(0).to(tl.int64) * WIDTH + i_d, tl.sum(total, axis=0), mask=m_d)
 
 
-@triton.jit(do_not_specialize=["num_bags", "bag_stride", "feature_stride", "num_rows", "seed"])
+@triton.jit(do_not_specialize=["num_bags", "bag_rows", "feature_rows", "num_rows", "seed"])
 def long_runs_kernel(
     grad,
     order,
@@ -312,8 +317,8 @@ def long_runs_kernel(
     rows,
     accumulator,
     num_bags,
-    bag_stride,
-    feature_stride,
+    bag_rows,
+    feature_rows,
     num_rows,
     lr,
     eps,
@@ -334,13 +339,13 @@ def long_runs_kernel(
     total = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     for offset in range(0, CHUNK, BLOCK_E):
         i_e = begin + offset + tl.arange(0, BLOCK_E)
-        total += _entry_gradients(grad, order, i_e, i_e < piece, i_d, m_d, num_bags, bag_stride, feature_stride)
-    pieces = tl.cdiv(end - piece, CHUNK).to(tl.int32)
+        total += _entry_gradients(grad, order, i_e, i_e < piece, i_d, m_d, num_bags, bag_rows, feature_rows, WIDTH)
+    pieces = tl.cdiv(end - piece, CHUNK)
     for offset in range(0, pieces, BLOCK_E):
         i_p = offset + tl.arange(0, BLOCK_E)
         place = scratch + (tl.program_id(0).to(tl.int64) + i_p)[:, None] * WIDTH + i_d[None, :]
         total += tl.load(place, mask=(i_p < pieces)[:, None] & m_d[None, :], other=0.0)
     total = tl.sum(total, axis=0)[None, :]
-    i_one = tl.zeros([1], tl.int64)
+    i_one = tl.zeros([1], tl.int32)
     row = tl.load(keys + begin + i_one).to(tl.int64)
     _finish(out, rows, accumulator, i_u + i_one, row, row >= 0, total, i_d, m_d, lr, eps, seed, MODE, WIDTH, STOCHASTIC)

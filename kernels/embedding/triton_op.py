@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from kernels.embedding import triton_kernels as kernels
-from kernels.embedding.triton_variants import BLOCK, CHUNK, WARPS, block_width, lanes_of, launched
+from kernels.embedding.triton_variants import BLOCK, CHUNK, WARPS, block_width, lanes_of, launched, warps_of
 
 __all__ = ["embedding_lookup", "embedding_merge", "embedding_update", "launched", "rowwise_adagrad"]
 
@@ -61,7 +61,7 @@ def embedding_lookup(
             HAS_TABLES=tables is not None,
             BLOCK_B=lanes,
             BLOCK_D=block_width(width),
-            num_warps=WARPS,
+            num_warps=warps_of(width),
         )
     return out
 
@@ -209,7 +209,7 @@ def rowwise_adagrad(
             STOCHASTIC=seed >= 0,
             BLOCK_U=lanes,
             BLOCK_D=block_width(width),
-            num_warps=WARPS,
+            num_warps=warps_of(width),
         )
 
 
@@ -225,20 +225,23 @@ class _Source:
 
     grad: Tensor
     bags: int
-    bag_stride: int
-    feature_stride: int
+    bag_rows: int
+    """Rows of D from one bag to the next."""
+    feature_rows: int
+    """Rows of D from one feature to the next; 0 where all of a bag have the same gradient."""
 
 
 def _of_lookup(grad: Tensor, ids: Tensor, *, concatenate: bool) -> _Source:
-    width = grad.shape[1] // max(ids.shape[1], 1) if concatenate else 0
-    return _Source(grad=grad.contiguous(), bags=ids.shape[0], bag_stride=grad.shape[1], feature_stride=width)
+    bags, features = ids.shape
+    rows = (features, 1) if concatenate else (1, 0)
+    return _Source(grad=grad.contiguous(), bags=bags, bag_rows=rows[0], feature_rows=rows[1])
 
 
 def _keys(ids: Tensor, tables: Tensor | None, fallback: Tensor | None, num_rows: int) -> Tensor:
     """Return each entry's flat row, [E]; num_rows for absent ones. As narrow as can be: it is what sorting costs."""
     bags, features = ids.shape
-    if ids.numel() >= 2**31:
-        raise ValueError(f"a batch has at most 2^31 - 1 ids, got {bags} bags of {features}; split it")
+    if ids.numel() > kernels.MOST_ENTRIES:
+        raise ValueError(f"a batch has at most 2^31 - 2^16 ids, got {bags} bags of {features}; split it")
     ids = ids.contiguous()
     keys = torch.empty(ids.numel(), dtype=torch.int32 if num_rows < 2**31 else torch.int64, device=ids.device)
     with _on(ids):
@@ -294,7 +297,7 @@ def _add_runs(
     scratch = torch.empty(windows, width, dtype=torch.float32, device=keys.device)
     most = min(entries, num_rows)
     lanes = lanes_of(width)
-    strides = (source.bags, source.bag_stride, source.feature_stride)
+    strides = (source.bags, source.bag_rows, source.feature_rows)
     spare = keys  # stands in for tensors that the mode does not use
     ends = (out, spare if rows is None else rows, spare if accumulator is None else accumulator)
     rates = (step[0], step[1], max(step[2], 0))
@@ -303,7 +306,18 @@ def _add_runs(
         grid = (triton.cdiv(entries, BLOCK),)
         kernels.starts_kernel[grid](keys, run, start, count, entries, num_rows, BLOCK=BLOCK, num_warps=WARPS)
         kernels.short_runs_kernel[(triton.cdiv(most, lanes),)](
-            source.grad, order, keys, start, count, *ends, *strides, most, *rates, **how, BLOCK_U=lanes, num_warps=WARPS
+            source.grad,
+            order,
+            keys,
+            start,
+            count,
+            *ends,
+            *strides,
+            most,
+            *rates,
+            **how,
+            BLOCK_U=lanes,
+            num_warps=warps_of(width),
         )
         if entries > CHUNK:
             window = (source.grad, order, keys, run, start, scratch)
@@ -315,9 +329,9 @@ def _add_runs(
                 CHUNK=CHUNK,
                 BLOCK_E=lanes,
                 BLOCK_D=block_width(width),
-                num_warps=WARPS,
+                num_warps=warps_of(width),
             )
             kernels.long_runs_kernel[(windows,)](
-                *window, *ends, *strides, num_rows, *rates, **how, BLOCK_E=lanes, num_warps=WARPS
+                *window, *ends, *strides, num_rows, *rates, **how, BLOCK_E=lanes, num_warps=warps_of(width)
             )
     return count

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import triton
@@ -21,13 +22,13 @@ MAX_WIDTH = 2048
 BLOCK = 1024
 """Entries a program of the kernels over entries."""
 WARPS = 4
-_TILE = 1024  # numbers a program holds, 8 a thread: twice as many spill where addresses are not aligned
+_TILE = 1024  # numbers a program holds, 8 a thread: with twice as many, registers spill where addresses are not aligned
 _USUAL = 64
 _WIDTHS = (16, _USUAL, 100, MAX_WIDTH)
 """Smallest block, usual, not a power of two, largest: between them only the shape of a tile differs, not its size. What
 changes types alone, not tiles, is compiled at the usual one."""
 _SCALARS = {"num_rows": "i32", "num_bags": "i32", "num_features": "i32", "num_entries": "i32", "num_out": "i32"}
-_SCALARS |= {"bag_stride": "i32", "feature_stride": "i32", "lr": "fp32", "eps": "fp32", "seed": "i32"}
+_SCALARS |= {"bag_rows": "i32", "feature_rows": "i32", "lr": "fp32", "eps": "fp32", "seed": "i32"}
 _POINTERS = {"tables": "*i64", "fallback_of": "*i64", "rows": "*i64", "order": "*i64", "accumulator": "*fp32"}
 _POINTERS |= {"run": "*i32", "start": "*i32", "count": "*i32", "scratch": "*fp32", "keys": "*i32", "ids": "*i64"}
 _WIDE = {"keys": "*i64", "num_rows": "i64"}  # 2^31 rows and more
@@ -43,12 +44,18 @@ def lanes_of(width: int) -> int:
     return max(1, min(CHUNK, _TILE // block_width(width)))
 
 
+def warps_of(width: int) -> int:
+    """Return a program's warps: 8 numbers a thread where a row is longer than a tile."""
+    return max(WARPS, block_width(width) // 256)
+
+
 def launched() -> Iterator[Variant]:
     """Yield what is launched: every dtype and mode, at widths that stand for all."""
     for width in _WIDTHS:
-        yield from _lookups(width)
-        yield from _updates(width)
-        yield from _runs(width)
+        for variant in itertools.chain(_lookups(width), _updates(width), _runs(width)):
+            yield variant
+            if width == _USUAL:  # a slice of a weight begins anywhere
+                yield replace(variant, aligned=(), label=f"{variant.label} unaligned")
     for ids, tables in itertools.product(("*i32", "*i64"), (False, True)):
         types, label = {"ids": ids}, f"{ids[1:]}{' tables' if tables else ''}"
         yield _variant(kernels.keys_kernel, label, types, {"HAS_TABLES": tables, "BLOCK": BLOCK})
@@ -97,4 +104,12 @@ def _tile(width: int, lanes: str) -> dict[str, Any]:
 def _variant(kernel: Any, label: str, types: Mapping[str, str], constants: Mapping[str, Any]) -> Variant:
     known = {**_SCALARS, **_POINTERS, **types}
     signature = {name: known[name] for name in kernel.arg_names if name not in constants}
-    return Variant(label=label, kernel=kernel, signature=signature, constants=constants, num_warps=WARPS, num_stages=3)
+    return Variant(
+        label=label,
+        kernel=kernel,
+        signature=signature,
+        constants=constants,
+        num_warps=warps_of(constants.get("WIDTH", 1)),
+        num_stages=3,
+        aligned=tuple(name for name, kind in signature.items() if kind.startswith("*")),
+    )
