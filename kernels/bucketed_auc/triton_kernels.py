@@ -269,7 +269,9 @@ def merge_kernel(
         for k in range(num_copies):
             o_S = num_cells.to(tl.int64) * k + cell_S
             counts_S += tl.load(copies + o_S).to(tl.int64)
-            tl.store(copies + o_S, tl.zeros([BINS], tl.int32))
+        tl.debug_barrier()  # the stores' layout may be another: no thread empties what another has yet to read
+        for k in range(num_copies):
+            tl.store(copies + num_cells.to(tl.int64) * k + cell_S, tl.zeros([BINS], tl.int32))
         row = (i * BINS) // (2 * B)  # cohort * A + action
         label = (i * BINS) // B % 2
         o_S = row.to(tl.int64) * B + cell_S % B

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -222,14 +221,14 @@ def test_other_bins(kernel, bins):
 
 
 def test_sixteen_bits_do_not_overflow(monkeypatch):
-    """65,535 rows a program are all that its packed counts hold, and all equal scores of two full programs are counted."""
+    """Two full programs of equal scores, one of negatives and one of positives, are counted to the last row."""
     monkeypatch.setattr(triton_op, "SHARED_ATOMICS", True)
     num_rows = triton_op._SHARED_BLOCK * triton_op._SHARED_BLOCKS * 2
     assert triton_op._SHARED_BLOCK * triton_op._SHARED_BLOCKS <= 65_535
     monkeypatch.setattr(triton_op, "_processors", lambda _: 1)
-    labels = torch.zeros(num_rows, 1, dtype=torch.bool)
+    labels = torch.arange(num_rows)[:, None] >= num_rows // 2
 
-    got, expected = both((torch.zeros(num_rows, 1), labels, ~labels), num_actions=1)
+    got, expected = both((torch.zeros(num_rows, 1), labels, torch.ones_like(labels)), num_actions=1)
 
     assert_same(got, expected)
 
@@ -251,19 +250,22 @@ def test_what_cannot_be_counted_exactly_is_refused():
 
 
 def test_offsets_past_two_to_the_31(kernel, monkeypatch):
-    """Elements that lie 2^31 and more behind the first are read where they are, not where 32 bits would wrap to."""
-    row = 2**28
+    """Logits, labels and known that lie 2^31 elements and more behind the first are read where they are."""
+    row, num_rows = 2**29, 6
     monkeypatch.setattr(triton_op, "_MAX_ROW_STRIDE", row)
-    known = torch.empty(10 * row, dtype=torch.bool).as_strided((10, 1), (row, 1))  # untouched pages cost nothing
-    known.fill_(False)
-    known[-2:] = True
-    logits, labels = torch.zeros(10, 1), torch.zeros(10, 1, dtype=torch.bool)
-    logits[-1], labels[-1] = 3.0, True
+    storage = torch.empty(
+        2 * row * num_rows, dtype=torch.bool
+    )  # 6 GiB of addresses; pages that nobody touches cost nothing
+    logits = storage.view(torch.bfloat16).as_strided((num_rows, 1), (row, 1))
+    known, labels = (storage.as_strided((num_rows, 1), (row, 1), offset) for offset in (2, 3))
+    logits.copy_(torch.arange(num_rows)[:, None] - 2)
+    known.copy_(torch.arange(num_rows)[:, None] > 2)
+    labels.copy_(torch.arange(num_rows)[:, None] == num_rows - 1)
 
     got, expected = both((logits, labels, known), num_actions=1)
 
     assert_same(got, expected)
-    assert got.sums_A4[0, 2:].tolist() == [1.0, 2.0]
+    assert got.sums_A4[0, 2:].tolist() == [1.0, 3.0]
 
 
 def arguments(num_cohorts: int) -> tuple:
@@ -280,17 +282,18 @@ def test_opcheck():
 
 
 def test_compiled_without_graph_breaks(kernel):
-    """torch.compile traces through it, and the counts are those of the eager call."""
-    eager = arguments(2)
-    compiled = copy.deepcopy(eager)
+    """torch.compile traces through an update as a whole, and the counts are those of the reference."""
+    got, expected = (BucketedAUC(3, num_cohorts=2, impl=impl) for impl in ("triton", "reference"))
+    update = (*rows(200, 3), torch.rand(200) < 0.5, torch.randint(0, 2, (200,), dtype=torch.int32))
 
+    @torch.no_grad()
     def count(*values: Tensor) -> Tensor:
-        torch.ops.gr.bucketed_auc(*values)
-        return values[3] * 1.0
+        got.update(*values)
+        return values[0] * 1.0
 
-    count(*eager)
-    sums = torch.compile(count, fullgraph=True, backend="aot_eager")(*compiled)
+    compiled = torch.compile(count, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled(*update)
+        expected.update(*update)
 
-    assert torch.equal(sums, eager[3])
-    assert torch.equal(compiled[0], eager[0])
-    assert int(eager[0].sum()) > 0
+    assert_same(got, expected)
