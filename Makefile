@@ -35,6 +35,7 @@ bench: $(INSTALLED)
 	@missed=0; for part in $(BENCH); do $(BIN)/python -m benchmarks.$$part $(BENCH_FLAGS) || missed=1; done; exit $$missed
 
 check: $(INSTALLED)
+	$(BIN)/python -m kernels.check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -48,17 +48,29 @@ class Compiled:
     faults: tuple[str, ...]
 
 
-def compile_all(operations: Sequence[str] = OPERATIONS, *, workers: int | None = None) -> list[Compiled]:
+def compile_all(
+    operations: Sequence[str] = OPERATIONS, *, one_each: bool = False, workers: int | None = None
+) -> list[Compiled]:
     """Compile every launched variant of the operations for sm_90.
+
+    Args:
+        operations: Some of `OPERATIONS`.
+        one_each: Only the first variant of each kernel.
+        workers: Processes; None: one a core.
 
     Raises:
         RuntimeError: Triton interprets kernels in this process, so cannot compile them.
     """
     if INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET=1 keeps Triton from compiling; unset it for python -m kernels.check")
-    work = [(name, number) for name in operations for number in range(len(_launched(name)))]
+    work = [(name, number) for name in operations for number in _numbers(name, one_each=one_each)]
     with ProcessPoolExecutor(workers) as pool:
         return list(pool.map(_compile, work))
+
+
+def _numbers(operation: str, *, one_each: bool) -> list[int]:
+    names = [variant.kernel.__name__ for variant in _launched(operation)]
+    return [number for number, name in enumerate(names) if not one_each or name not in names[:number]]
 
 
 def _launched(operation: str) -> list[Any]:
@@ -130,9 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, print, and return 1 if anything is at fault, else 0."""
     parser = argparse.ArgumentParser(prog="python -m kernels.check", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", nargs="+", choices=OPERATIONS, default=OPERATIONS, help="some of the operations")
+    parser.add_argument("--one-each", action="store_true", help="one compilation of each kernel: a minute less")
     parser.add_argument("--json", action="store_true", help="print exactly one object on stdout")
     options = parser.parse_args(arguments)
-    found = compile_all(options.only)
+    found = compile_all(options.only, one_each=options.one_each)
     at_fault = [one for one in found if one.faults]
     if options.json:
         print(json.dumps({"target": "sm_90", "kernels": [asdict(one) for one in found], "faults": len(at_fault)}))
