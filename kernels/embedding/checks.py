@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.embedding.layout import Layout
 
 MAX_WIDTH = 2048
-"""Widest row that the Triton kernels take: one program holds it."""
+"""Widest row that the Triton kernels take: one program holds it, and needs all of it for Adagrad's mean."""
 _DTYPES = (torch.float32, torch.bfloat16)
 
 

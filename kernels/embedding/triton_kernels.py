@@ -297,7 +297,6 @@ def long_pieces_kernel(
         return
     i_d = tl.arange(0, BLOCK_D)
     m_d = i_d < WIDTH
-    end = tl.minimum(end, piece + CHUNK)
     total = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     for offset in range(0, CHUNK, BLOCK_E):
         i_e = piece + offset + tl.arange(0, BLOCK_E)

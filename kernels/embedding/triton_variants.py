@@ -14,11 +14,10 @@ import triton
 
 from kernels._triton import Variant
 from kernels.embedding import triton_kernels as kernels
+from kernels.embedding.checks import MAX_WIDTH
 
 CHUNK = 64
 """Entries of a run that one lane adds up alone."""
-MAX_WIDTH = 2048
-"""A row must fit into one program, which needs all of it for Adagrad's mean."""
 BLOCK = 1024
 """Entries a program of the kernels over entries."""
 WARPS = 4

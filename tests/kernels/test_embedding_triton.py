@@ -311,6 +311,42 @@ def test_operators_are_sound():
     torch.library.opcheck(triton_op.rowwise_adagrad, (plain, state, torch.arange(9), grad, *rates))
 
 
+class Recorder:
+    """Stands for a kernel: notes the constants of its launches."""
+
+    def __init__(self, kernel, launches):
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid):
+        def launch(*given, num_warps, **constants):
+            self.launches.add((self.kernel.fn.__name__, num_warps, *sorted(constants.items())))
+            return self.kernel[grid](*given, num_warps=num_warps, **constants)
+
+        return launch
+
+
+def test_what_is_launched_is_what_check_compiles(monkeypatch):
+    """Constants and warps of every launch, at a width that is compiled, are among those of `launched`."""
+    compiled = {(one.kernel.fn.__name__, one.num_warps, *sorted(one.constants.items())) for one in triton_op.launched()}
+    launches = set()
+    for name in [name for name in vars(triton_op.kernels) if name.endswith("_kernel")]:
+        monkeypatch.setattr(triton_op.kernels, name, Recorder(getattr(triton_op.kernels, name), launches))
+    weight, layout = two_tables(64)
+    weight, state = weight.nan_to_num().requires_grad_(), torch.ones(20)
+    ids, grad = mixed_ids(30), torch.randn(30, 64)
+
+    lookup_tables(weight, ids, layout, concatenate=True, impl="triton").sum().backward()
+    fused_lookup(weight, ids.clamp(min=0), impl="triton")
+    merge_table_gradients(grad, ids, layout, impl="triton")
+    rowwise_adagrad(weight.detach(), state, torch.arange(20), torch.ones(20, 64), learning_rate=1.0, impl="triton")
+    for settings in ({}, {"seed": 1}):
+        half = weight.detach().bfloat16()
+        update_tables(half, state, grad, ids, layout, learning_rate=1.0, impl="triton", **settings)
+
+    assert len({launch[0] for launch in launches}) == 7
+    assert launches <= compiled
+
+
 def test_it_compiles_whole():
     """torch.compile finds one graph through the public function, forward and backward."""
     places = torch.randint(0, 6, (9, 2))
