@@ -45,8 +45,8 @@ def configs(role: str, dtype: torch.dtype, block_k: int, weights: int) -> list[A
     if role == "bias_grad":
         found = [(64, 32, 8, 1)]
     elif not half:  # products in full fp32, not tf32: on CUDA cores, so blocks are small
-        small = role == "key_grad" or (role == "forward" and wide and weights == SILU)
-        found = [(32 if small else 64, 32, 8, 2)]
+        deep = 1 if role == "forward" and weights == SILU and wide else 2
+        found = [(64 if role == "query_grad" else 32, 32, 8, deep)]
     elif weights == SILU:
         found = [(32 if role == "key_grad" else 64, 64 if role == "key_grad" else 32, 8 if wide else 4, 2)]
     elif role == "forward":
