@@ -72,7 +72,7 @@ def block_of(head_dim: int) -> int:
 
 
 def launched() -> Iterator[Variant]:
-    """Yield every compilation that may be launched with a head dim of 16, 32, 64 or 128."""
+    """Yield every compilation that may be launched; head dims of 48 and 96 stand for all between powers of two."""
     grain = {"GRAIN": GRAIN}
     whole = dict.fromkeys(("lo_ptr", "hi_ptr", "itself_ptr", "bounds_ptr"), "*i32")
     yield Variant(
@@ -92,17 +92,17 @@ def launched() -> Iterator[Variant]:
         num_stages=1,
     )
     for dtype, letters in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
-        for block_k in (16, 32, 64, 128):
+        for head in (16, 32, 64, 128, *((48, 96) if letters == "bf16" else ())):
             for name, weights in WEIGHTS.items():
                 for role in KERNELS:
                     if role != "bias_grad" or weights == SILU:
-                        yield from _variants(role, dtype, letters, block_k, name)
+                        yield from _variants(role, dtype, letters, head, name)
 
 
-def _variants(role: str, dtype: torch.dtype, letters: str, block_k: int, name: str) -> Iterator[Variant]:
-    kernel, weights = KERNELS[role], WEIGHTS[name]
+def _variants(role: str, dtype: torch.dtype, letters: str, head: int, name: str) -> Iterator[Variant]:
+    kernel, weights, block_k = KERNELS[role], WEIGHTS[name], block_of(head)
     signature: dict[str, str] = {}
-    constants: dict[str, int | None] = {"WEIGHTS": weights, "HEAD": block_k, "BLOCK_K": block_k}
+    constants: dict[str, int | None] = {"WEIGHTS": weights, "HEAD": head, "BLOCK_K": block_k}
     for parameter in kernel.arg_names:
         if parameter in absent(weights):
             constants[parameter] = None
@@ -115,7 +115,7 @@ def _variants(role: str, dtype: torch.dtype, letters: str, block_k: int, name: s
         configs(role, dtype, block_k, weights),
         signature,
         constants,
-        label=f"{letters} K={block_k} {name}",
+        label=f"{letters} K={head} {name}",
         half_dot=letters == "bf16",
         aligned=tuple(n for n in signature if n.endswith(("_ptr", "_row", "_head"))),
     )
