@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import mmap
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,10 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gr_core.model.attention.plan import log_bucket as log_bucket_numpy
 from kernels.interval_attention import Decay, Silu, interval_attention, interval_attention_reference
-from kernels.interval_attention.triton_op import _LARGEST_STRIDE, _check, launched
-from kernels.interval_attention.weighting import log_bucket
 
 HOUR_US = 3_600_000_000
 # relative to the largest entry of what is compared; bf16: q, k, v, the output and each weight are rounded to 8 bits
@@ -284,48 +280,6 @@ def test_no_queries_and_no_keys_give_empty_results_and_zero_gradients() -> None:
         assert all(grad.shape == x.shape and not grad.any() for grad, x in zip(found, (q, k, v), strict=True))
 
 
-def test_buckets_are_those_of_the_training_core() -> None:
-    """Position and time buckets agree with `log_bucket`, in particular where a bucket begins, and a microsecond before."""
-    edges = [2.0 ** (b / 2) - 1 for b in range(2, 60)]
-    positions = np.unique([max(int(e) + d, 0) for e in edges[:40] for d in (-1, 0, 1)])
-    seconds = np.unique([int(e) + d for e in edges for d in (0, 1)])
-    times = np.concatenate([seconds * 10**6, seconds * 10**6 - 1, np.arange(0, 4 * 10**6, 999_983), [-5]])
-    wanted = log_bucket_numpy(positions), log_bucket_numpy(times / 1e6)
-
-    assert log_bucket(torch.from_numpy(positions)).tolist() == wanted[0].tolist()
-    assert _buckets_of_the_kernels(positions, np.zeros_like(positions), 0) == wanted[0].tolist()
-    assert _buckets_of_the_kernels(np.zeros_like(times), times, 1) == wanted[1].tolist()
-
-
-def _buckets_of_the_kernels(positions: np.ndarray, times: np.ndarray, table: int) -> list[int]:
-    """Return the buckets by way of the weights: q is 0, silu(bias) is monotone, and the value is 1."""
-    count = len(positions)
-    tables = [torch.zeros(64, 1), torch.zeros(64, 1)]
-    tables[table] = torch.arange(64.0)[:, None]
-    weighting = Silu(
-        position_bias=tables[0],
-        time_bias=tables[1],
-        divisor=1.0,
-        query_position=torch.from_numpy(positions),
-        key_position=torch.zeros(1, dtype=torch.int32),
-        query_time=torch.from_numpy(times) + 1_750_000_000_000_000,
-        key_time=torch.tensor([1_750_000_000_000_000]),
-    )
-    zero = torch.zeros(count).long()
-    out = interval_attention(
-        torch.zeros(count, 1, 16),
-        torch.zeros(1, 1, 16),
-        torch.ones(1, 1, 16),
-        zero,
-        zero,
-        zero,
-        weighting=weighting,
-        impl="triton",
-    )
-    known = torch.nn.functional.silu(torch.arange(64.0))
-    return (out[:, 0, :1] - known).abs().argmin(dim=1).tolist()
-
-
 def test_gradients_are_the_same_from_run_to_run() -> None:
     """Nothing is added in an order that may change: bits agree."""
     made = case((9, 2))
@@ -357,56 +311,3 @@ def test_opcheck_and_a_whole_graph(kind: str) -> None:
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     got, expected = (torch.autograd.grad(f(q, k, v).sum(), (q, k, v)) for f in (compiled, attend))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "message"),
-    [
-        (torch.zeros(1, 1, 16, dtype=torch.float64), torch.zeros(1, 1, 16), "float32 or all in bfloat16"),
-        (torch.zeros(1, 1, 200), torch.zeros(1, 1, 200), "head dims of 1 to 128"),
-        (torch.zeros(1).expand(2**31, 1, 16), torch.zeros(1, 1, 16), "by 32 bits"),
-        (torch.zeros(1).expand(1, _LARGEST_STRIDE, 16), torch.zeros(1).expand(1, _LARGEST_STRIDE, 16), "by 32 bits"),
-    ],
-    ids=["fp64", "wide head", "2^31 queries", "wide rows"],
-)
-def test_what_the_kernels_do_not_take_is_refused(q: Tensor, k: Tensor, message: str) -> None:
-    """By name, before anything is launched."""
-    with pytest.raises(ValueError, match=message):
-        _check(q, k, k)
-
-
-def test_rows_behind_two_to_the_31_entries_are_found() -> None:
-    """300 rows 2^23 entries apart, so that the last ones lie behind 2^31: values and gradients are those of a copy."""
-    size = 2 * 300 * _LARGEST_STRIDE
-    room = mmap.mmap(
-        -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )  # pages come into being where they are written
-    far = torch.frombuffer(room, dtype=torch.bfloat16).as_strided((300, 3, 16), (_LARGEST_STRIDE, 16, 1))
-    far.copy_(torch.randn(300, 3, 16, generator=torch.Generator().manual_seed(5)))
-    itself = torch.arange(300)
-    intervals = (itself - 3).clamp(min=0), itself, itself
-    found = []
-    for whole in (far, far.contiguous()):
-        q, k, v = (x.detach().requires_grad_() for x in whole.split(1, dim=1))
-        out = interval_attention(q, k, v, *intervals, impl="triton")
-        found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), (q, k, v))])
-
-    assert far.stride(0) * 299 > 2**31
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
-    assert float(found[0][0][260:].abs().max()) > 0.1
-
-
-def test_every_kernel_that_may_be_launched_is_listed_for_the_check() -> None:
-    """`launched` has all four kernels for both dtypes, and every half-precision product is to be wgmma."""
-    found = list(launched())
-
-    assert {v.kernel.__name__ for v in found} == {
-        "bounds_kernel",
-        "reach_kernel",
-        "forward_kernel",
-        "query_grad_kernel",
-        "key_grad_kernel",
-        "bias_grad_kernel",
-    }
-    assert all(v.half_dot == ("bf16" in v.label) for v in found)
-    assert len({(v.kernel.__name__, v.label) for v in found}) == len(found)
