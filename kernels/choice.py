@@ -19,6 +19,13 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs kernels in Python on the CPU: for tests. Triton reads it when it is imported."""
 _INSTALLED = importlib.util.find_spec("triton") is not None
 _logged: set[tuple[str, str, str]] = set()
+_preferred: Impl = "auto"
+
+
+def prefer(impl: Impl) -> None:
+    """Say what "auto" means in this process from now on: a run's one switch for all operations; "auto": `choose`'s rule."""
+    global _preferred  # noqa: PLW0603 -- one process trains one run
+    _preferred = impl
 
 
 def choose(operation: str, impl: Impl, tensor: Tensor) -> Chosen:
@@ -26,7 +33,7 @@ def choose(operation: str, impl: Impl, tensor: Tensor) -> Chosen:
 
     Args:
         operation: Its name, for the log and for errors.
-        impl: "auto" is Triton on CUDA and the reference elsewhere; the others are what they say.
+        impl: "auto" is what `prefer` said, else Triton on CUDA and the reference elsewhere; the others are what they say.
         tensor: Where the work is.
 
     Raises:
@@ -35,6 +42,8 @@ def choose(operation: str, impl: Impl, tensor: Tensor) -> Chosen:
     """
     if impl not in ("auto", "reference", "triton"):
         raise ValueError(f"impl of {operation} must be auto, reference or triton, got {impl!r}")
+    if impl == "auto":
+        impl = _preferred
     chosen: Chosen = "triton" if impl == "triton" or (impl == "auto" and tensor.is_cuda) else "reference"
     if chosen == "triton":
         reason = _why_not(tensor.device.type)

@@ -113,6 +113,12 @@ def check_supported(config: Config) -> None:
     """Refuse settings that this release cannot honour, before anything is written."""
     if config.attention != AttentionConfig():
         check_attention(config)
+    if config.train.kernels != "auto":
+        import torch
+
+        from gr_core.train.compute import check_kernels
+
+        check_kernels(config.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if config.train.compile != "off":
         import torch
 
@@ -135,7 +141,7 @@ def check_attention(config: Config) -> None:
             pack_layout=config.pack.layout,
             time_window=config.pack.time_window_seconds is not None,
             token_budget=config.segment_tokens,
-            half_precision=getattr(config.train, "precision", "fp32") == "bf16",
+            half_precision=config.train.precision == "bf16",
         ),
     )
 

@@ -35,7 +35,7 @@ def attention_of(run: Run, index: Mapping[str, Any], device: torch.device) -> Ch
             pack_layout=layout,
             time_window=pack.get("time_window_seconds") is not None,
             token_budget=int(index["token_budget"]),
-            half_precision=getattr(run.train, "precision", "fp32") == "bf16",
+            half_precision=run.train.precision == "bf16",
         ),
     )
     padded = ", one bucket a batch (pack.layout = padded)" if layout == "padded" else ""

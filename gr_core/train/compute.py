@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from gr_core.data.batches import Batch
+from gr_core.errors import ConfigError
 from gr_core.model.execution import Execution, graphs
 from gr_core.model.inputs import InputBuilder
 from gr_core.schema import pack_schema
 from gr_core.train.run import Run
 from gr_core.train.settings import TrainConfig
+from kernels.choice import choose, prefer
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,23 @@ def example_batch(features: Sequence[str], lengths: Sequence[tuple[int, int]]) -
     rows = {name: tensors.pop(name) for name in features}
     weights = {name: float(values["supervise"].sum()) for name in ("token", "segment", "event_weight")}
     return Batch(number=-1, rows=rows, **tensors, segment_starts=starts, weights=weights)
+
+
+def use_kernels(train: TrainConfig, device: torch.device) -> None:
+    """Make `train.kernels` what this process runs from now on; raises as `check_kernels` does."""
+    check_kernels(train, device)
+    prefer(train.kernels)
+
+
+def check_kernels(train: TrainConfig, device: torch.device) -> None:
+    """Refuse a `train.kernels` that cannot run on a device; raises ConfigError."""
+    try:
+        choose("training", train.kernels, torch.empty(0, device=device))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"train.kernels = {train.kernels!r} cannot be met: {error}; set train.kernels = 'reference'",
+            where="train.kernels",
+        ) from error
 
 
 class Compilation:

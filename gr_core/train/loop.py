@@ -24,7 +24,7 @@ from gr_core.train.attention import attention_of
 from gr_core.train.attribution import Attribution, attribution
 from gr_core.train.baseline import new_tables
 from gr_core.train.belonging import check_pack, check_parent
-from gr_core.train.compute import Compilation, execution_of, memory_metrics
+from gr_core.train.compute import Compilation, execution_of, memory_metrics, use_kernels
 from gr_core.train.denominators import BatchWeights, logit_offset, weighting_of
 from gr_core.train.distributed import Ranks, StepEnd, blank_batch, connect, device_of
 from gr_core.train.flops import BatchFlops, ModelFlops
@@ -124,6 +124,7 @@ class Night:
         index = self.reader.index
         check_pack(run, index)
         self.device = self.ranks.device
+        use_kernels(run.train, self.device)
         self.actions: list[str] = list(index["actions"])
         tables = tuple(sorted(run.tables, key=lambda t: run.model.features.index(t.name)))
         self.tables = new_tables(self.ranks, tables, run.model.width, run.seed, run.train)

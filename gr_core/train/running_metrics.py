@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from kernels.bucketed_auc import ActionMetrics, BucketedAUC, action_metrics, sums_reference
+from kernels.choice import choose
 
 Kind = Literal["fused", "naive", "off"]
 THRESHOLDS = 1000
+_ROWS_AT_ONCE = 16_384
 
 
 class RunningMetrics(Protocol):
@@ -43,7 +45,55 @@ def new_metrics(kind: Kind, num_actions: int, device: torch.device) -> RunningMe
         "naive": ThresholdedAUC,
         "off": NoMetrics,
     }
+    if kind == "fused" and device.type == "cpu" and choose("bucketed_auc", "auto", torch.empty(0)) == "reference":
+        return Gathered(BucketedAUC(num_actions))
     return made[kind](num_actions, device)
+
+
+class Gathered:
+    """Counts the rows of several steps at once: on the CPU a step's few rows cost less than the operators' own overhead.
+
+    Sums of floats are added step by step all the same, so that they do not depend on when counts are asked for.
+
+    Args:
+        metrics: What counts; nobody else updates or reads it.
+    """
+
+    def __init__(self, metrics: BucketedAUC) -> None:
+        self._metrics = metrics
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rows = 0
+
+    @torch.no_grad()
+    def update(self, logits_NA: Tensor, labels_NA: Tensor, known_NA: Tensor) -> None:
+        """See RunningMetrics; the tensors are kept for a while and must not change."""
+        self._metrics.add_sums(logits_NA, labels_NA, known_NA)
+        self._waiting.append((logits_NA, labels_NA, known_NA))
+        self._rows += len(logits_NA)
+        if self._rows >= _ROWS_AT_ONCE:
+            self._count()
+
+    def state(self) -> dict[str, Tensor]:
+        """See RunningMetrics; counts what waits, as `compute` does."""
+        self._count()
+        return self._metrics.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """See RunningMetrics; what waits is forgotten."""
+        self._waiting, self._rows = [], 0
+        self._metrics.load(state)
+
+    def compute(self) -> list[ActionMetrics]:
+        """See RunningMetrics."""
+        self._count()
+        return self._metrics.compute()
+
+    @torch.no_grad()
+    def _count(self) -> None:
+        if self._waiting:
+            logits, labels, known = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+            self._waiting, self._rows = [], 0
+            self._metrics.add_counts(logits, labels, known)
 
 
 class ThresholdedAUC:

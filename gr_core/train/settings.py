@@ -67,6 +67,8 @@ class TrainConfig:
     replay_fraction: float = 0.0
     """Share of trained users, by a stable hash of user and seed, whose old events (inside the parent's watermark) are
     trained on again beside the night's due ones; 0: none."""
+    kernels: Literal["auto", "reference", "triton"] = "auto"
+    """Lookup, merged gradients, tables' updates and metrics: Triton on CUDA and plain torch elsewhere, or one of the two."""
     metrics: Literal["fused", "naive", "off"] = "fused"
     """AUC, NE and calibration while training: one histogram on the device; 1,000 thresholds, action by action, as most
     teams do it, to measure what that costs; or none."""
@@ -170,6 +172,8 @@ class TrainConfig:
             )
 
     def _check_measuring(self) -> None:
+        if self.kernels not in ("auto", "reference", "triton"):
+            raise ValueError(f"train.kernels must be auto, reference or triton, got {self.kernels!r}")
         if self.metrics not in ("fused", "naive", "off"):
             raise ValueError(f"train.metrics must be fused, naive or off, got {self.metrics!r}")
         if self.peak_tflops is not None and not 0 < self.peak_tflops < math.inf:

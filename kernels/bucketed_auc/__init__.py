@@ -101,12 +101,23 @@ class BucketedAUC:
         if choose("bucketed_auc", self._impl, logits_NA) == "triton":
             self._update_triton(logits_NA, labels_NA, known_NA, supervise_N, cohort_N)
             return
-        bins = (self.num_bins, self.low, self.high)
+        self.add_counts(logits_NA, labels_NA, known_NA, supervise_N, cohort_N)
+        self.add_sums(logits_NA, labels_NA, known_NA, supervise_N, cohort_N)
+
+    def add_counts(
+        self,
+        logits_NA: Tensor,
+        labels_NA: Tensor,
+        known_NA: Tensor,
+        supervise_N: Tensor | None = None,
+        cohort_N: Tensor | None = None,
+    ) -> None:
+        """Add the reference's half of `update` that is integers, so that the order and grouping of rows change nothing."""
         pos, neg, clipped = histogram_reference(
             logits_NA,
             labels_NA,
             known_NA,
-            *bins,
+            *(self.num_bins, self.low, self.high),
             supervise_N=supervise_N,
             cohort_N=cohort_N,
             num_cohorts=self.num_cohorts,
@@ -114,6 +125,16 @@ class BucketedAUC:
         self.positives_AB += pos
         self.negatives_AB += neg
         self.clipped_A += clipped
+
+    def add_sums(
+        self,
+        logits_NA: Tensor,
+        labels_NA: Tensor,
+        known_NA: Tensor,
+        supervise_N: Tensor | None = None,
+        cohort_N: Tensor | None = None,
+    ) -> None:
+        """Add the reference's other half of `update`, the fp64 sums."""
         self.sums_A4 += sums_reference(
             logits_NA,
             labels_NA,

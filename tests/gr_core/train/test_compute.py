@@ -18,6 +18,14 @@ from gr_core.train.compute import example_batch
 from gr_core.train.settings import TrainConfig
 from gr_core.train.state import load_checkpoint
 from kernels.bucketed_auc import BucketedAUC
+from kernels.choice import prefer
+
+
+@pytest.fixture(autouse=True)
+def rule():
+    """Leave "auto" as it was: a night says what it means in its process."""
+    yield
+    prefer("auto")
 
 
 def quiet(line):
@@ -168,6 +176,20 @@ def test_naive_tables_learn_the_same(packs, users, settings):
     digests = [loop.train(packs.run(pack, f"c{i}", settings=s), quiet)["digest"] for i, s in enumerate(({}, settings))]
 
     assert digests[0] == digests[1]
+
+
+def test_triton_kernels_learn_the_same_within_rounding(packs, users):
+    """A night on the kernels (interpreted here) ends with the reference's tables, accumulators and counts of metrics."""
+    pack = packs.pack("p", users, token_budget=120)
+    states = [loop.train(packs.run(pack, name, settings={"kernels": name}), quiet) for name in ("reference", "triton")]
+    tensors = [load_checkpoint(packs.root / name)[0] for name in ("reference", "triton")]
+
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.allclose(tensors[0][n], tensors[1][n], rtol=1e-4, atol=1e-5) for n in tensors[0])
+    assert states[0]["step"] == states[1]["step"]
+    aucs = [{k: v for k, v in state["metrics"].items() if k.startswith("train/auc")} for state in states]
+    assert aucs[0] == pytest.approx(aucs[1], abs=1e-3)
+    assert aucs[0], "metrics were counted"
 
 
 def test_the_default_optimizer_learns_the_same_within_rounding(packs, users):

@@ -60,6 +60,25 @@ def test_dense_state_survives_by_name():
         two.load({name: t for name, t in one.state().items() if name != "optimizer.dense.bias.exp_avg"})
 
 
+def test_few_parameters_are_moved_by_one_thread(monkeypatch):
+    """The step of a small model wakes no other thread, and leaves the number of threads as it was."""
+    optimizer = DenseOptimizer(torch.nn.Linear(4, 4), TrainConfig())
+    for parameter in optimizer.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    seen = []
+    monkeypatch.setattr(optimizer._adamw, "step", lambda: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        optimizer.step(1.0, torch.ones(()))
+        monkeypatch.setattr(optimizer, "_num_elements", 2**20)
+        optimizer.step(1.0, torch.ones(()))
+        assert seen == [1, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_clipping_bounds_the_dense_norm():
     """A gradient above clip_norm is scaled to it; one below is left alone."""
     model = torch.nn.Linear(4, 1, bias=False)

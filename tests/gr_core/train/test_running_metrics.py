@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gr_core.eval.metrics import auc
-from gr_core.train.running_metrics import new_metrics
+from gr_core.train.running_metrics import Gathered, new_metrics
+from kernels.bucketed_auc import BucketedAUC
 
 CPU = torch.device("cpu")
 
@@ -48,6 +49,31 @@ def test_counts_go_on_from_a_state(kind):
     second.update(*rows(1))
 
     assert second.compute() == whole.compute()
+
+
+def test_on_the_cpu_rows_of_several_steps_are_counted_at_once():
+    """Rows wait until there are many, a state or the metrics are asked for, or another state replaces them."""
+    counted = []
+
+    class Counting(BucketedAUC):
+        def add_counts(self, logits, *others):
+            counted.append(len(logits))
+            super().add_counts(logits, *others)
+
+    metrics = Gathered(Counting(2))
+    for seed in range(6):
+        metrics.update(*rows(seed))
+    assert counted == [18_000]
+    metrics.update(*rows(6))
+    assert int(metrics.state()["positives_AB"].sum() + metrics.state()["negatives_AB"].sum()) == sum(
+        int(rows(seed)[2].sum()) for seed in range(7)
+    )
+    assert counted == [18_000, 3_000]
+
+    metrics.update(*rows(7))
+    metrics.load({name: torch.zeros_like(sums) for name, sums in BucketedAUC(2).state().items()})
+    assert [m.count for m in metrics.compute()] == [0, 0]
+    assert counted == [18_000, 3_000]
 
 
 def test_off_tells_nothing():
