@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,7 +16,8 @@ os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["TZ"] = "UTC"
-os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Python; kernels.check compiles them in processes of its own
+# Kernels run in Python, except for `pytest -m gpu`; kernels.check compiles them in processes of its own.
+os.environ.setdefault("TRITON_INTERPRET", "0" if ("-m", "gpu") in itertools.pairwise(sys.argv) else "1")
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # else Triton warns that this default will change
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="daybreak-tests-prefect-")  # never the user's own
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
