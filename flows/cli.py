@@ -123,7 +123,11 @@ def _parser() -> Parser:
     status.set_defaults(run=_status)
 
     look = commands.add_parser("check", parents=[common], allow_abbrev=False, help="a day's raw files, without a night")
-    look.add_argument("--date", type=_day, help="lake day YYYY-MM-DD (default: yesterday in the lake's zone)")
+    look.add_argument(
+        "--date",
+        type=_day,
+        help="lake day YYYY-MM-DD (default: yesterday in the lake's zone; of an embedded world its next)",
+    )
     look.set_defaults(run=check)
 
     erase = commands.add_parser(

@@ -145,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--one-each", action="store_true", help="one compilation of each kernel: a minute less")
     parser.add_argument("--json", action="store_true", help="print exactly one object on stdout")
     options = parser.parse_args(arguments)
+    if INTERPRETED:
+        parser.error("TRITON_INTERPRET=1 keeps Triton from compiling; unset it for this command")
     found = compile_all(options.only, one_each=options.one_each)
     at_fault = [one for one in found if one.faults]
     if options.json:

@@ -257,7 +257,8 @@ def _scored(shown: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     checkpoints = scored["checkpoints"]
     early = sum(1 for one in checkpoints if one["scored_during_training"])
-    head = f"{scored['date']}: {len(checkpoints)} checkpoints scored on the holdout, {early} before training ended; NE"
+    number = "1 checkpoint" if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints"
+    head = f"{scored['date']}: {number} scored on the holdout, {early} before training ended; NE"
     found = [
         f"{action} " + " ".join(_fixed(one["holdout"][action]["ne"]) for one in checkpoints)
         for action in checkpoints[-1]["holdout"]

@@ -16,6 +16,7 @@ from gr_core.night import Night, resolve_root, run_stage
 from gr_core.stages import training
 from gr_core.stages.packing import pack_intact
 from gr_core.train.advice import with_evaluation
+from gr_core.train.hardware import TERA
 from gr_core.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def attribute(
     found = _measure(night, packs, words, steps, trace)
     beside = None
     if baseline:
-        plain = replace(night, config=naive(night.settings).resolved())
+        plain = replace(night, config=naive(night.settings, found["perf"]["perf/peak_flops_per_second"]).resolved())
         beside = _measure(plain, packs, words, steps, None)
     return {**found, "baseline": beside}
 
@@ -107,14 +108,22 @@ def _inputs(night: Night) -> tuple[dict[str, Any], dict[str, Any]]:
     return packs, recorded("vocabulary")
 
 
-def naive(config: Config) -> Config:
-    """Return the config with every optimisation that it can switch off switched off."""
+def naive(config: Config, peak: float | None = None) -> Config:
+    """Return the config with every optimisation that it can switch off switched off.
+
+    Args:
+        config: The night's.
+        peak: FLOP/s that its utilisation was measured against: where the precision is the same, so is the peak, which a
+            busy machine would not measure alike twice. None: measured anew.
+    """
     values = config.resolved()
     known = {field.name for field in fields(TrainConfig)}
     ranks = config.train.distributed.ranks
     chosen = {key: value for key, value in NAIVE_TRAIN.items() if key in known and (ranks == 1 or key not in _ONE_RANK)}
     values["train"] |= chosen
     values["pack"] |= NAIVE_PACK
+    if peak is not None and values["train"]["precision"] == config.train.precision:
+        values["train"]["peak_tflops"] = peak / TERA
     return parse_config(values)
 
 

@@ -88,7 +88,7 @@ def eager_flex() -> Iterator[None]:
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("one_bucket", [False, True], ids=["buckets", "one bucket"])
 def test_f10_bucketed_equals_dense_with_gradients(settings: dict[str, float], one_bucket: bool) -> None:  # noqa: FBT001
-    """Lengths round a tile's border, window and decay: values and all gradients to 1e-6 (the decay is held in fp32)."""
+    """Case F10, lengths round a tile's border, window and decay: values and all gradients to 1e-6 (decay is held in fp32)."""
     made = layout(F10_LENGTHS, **settings)
     q, k, v = heads(len(made.lo))
     expected = both(plan_dense(made), made, q, k, v)
@@ -161,6 +161,25 @@ def test_bucketed_equals_dense_where_a_history_is_not_plainly_causal(change: str
     wanted = torch.autograd.grad(expected, (q, k, v), cotangent)
     for mine, theirs in zip(torch.autograd.grad(got, (q, k, v), cotangent), wanted, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 2e-2), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_f10_bucketed_in_lower_precision(settings: dict[str, float], dtype: torch.dtype, most: float) -> None:
+    """Case F10's tolerances: finite and within 2e-2 (bf16) and 1e-4 (fp32) of fp64, values and all gradients."""
+    made = layout(F10_LENGTHS, **settings)
+    exact = heads(len(made.lo), dim=16)
+    rounded = [x.detach().to(dtype).requires_grad_() for x in exact]
+    expected = both(plan_dense(made), made, *exact)
+    cotangent = torch.randn_like(expected)
+    wanted = [expected.detach(), *torch.autograd.grad(expected, exact, cotangent)]
+
+    found = both(plan_bucketed(made), made, *rounded)
+    got = [found.detach(), *torch.autograd.grad(found, rounded, cotangent.to(dtype))]
+
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert bool(torch.isfinite(mine).all())
+        assert float((mine.double() - theirs).abs().max() / theirs.abs().max()) <= most
 
 
 @pytest.mark.usefixtures("eager_flex")
