@@ -67,7 +67,7 @@ QUICK: Sizes = {
     "rollout_tokens": 2_048,
     "parallel": {"num_users": 200, "pairs": 1},
     "links": {"steps": 1, "width": 32, "layers": 2},
-    "memory": {"model": {"width": 16, "num_layers": 2, "num_heads": 2}, "token_budget": 2048},
+    "memory": {"model": {"width": 16, "num_layers": 6, "num_heads": 2}, "token_budget": 2048},
     "compiled": {"model": {"width": 16, "num_layers": 1, "num_heads": 2}, "token_budget": 2048, "rounds": 1},
     "matrix": 64,
     "steps": 1,
