@@ -67,6 +67,7 @@ class Gathered:
     @torch.no_grad()
     def update(self, logits_NA: Tensor, labels_NA: Tensor, known_NA: Tensor) -> None:
         """See RunningMetrics; the tensors are kept for a while and must not change."""
+        self._metrics.check(logits_NA, labels_NA, known_NA)
         self._metrics.add_sums(logits_NA, labels_NA, known_NA)
         self._waiting.append((logits_NA, labels_NA, known_NA))
         self._rows += len(logits_NA)

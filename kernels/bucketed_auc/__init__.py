@@ -97,7 +97,7 @@ class BucketedAUC:
             ValueError: Shapes or dtypes that do not fit; the Triton kernel cannot take these logits or bins.
             RuntimeError: The Triton kernel cannot run here.
         """
-        self._check(logits_NA, labels_NA, known_NA, supervise_N, cohort_N)
+        self.check(logits_NA, labels_NA, known_NA, supervise_N, cohort_N)
         if choose("bucketed_auc", self._impl, logits_NA) == "triton":
             self._update_triton(logits_NA, labels_NA, known_NA, supervise_N, cohort_N)
             return
@@ -144,14 +144,15 @@ class BucketedAUC:
             num_cohorts=self.num_cohorts,
         )
 
-    def _check(
+    def check(
         self,
         logits_NA: Tensor,
         labels_NA: Tensor,
         known_NA: Tensor,
-        supervise_N: Tensor | None,
-        cohort_N: Tensor | None,
+        supervise_N: Tensor | None = None,
+        cohort_N: Tensor | None = None,
     ) -> None:
+        """Refuse what `update` cannot count, by ValueError."""
         if not logits_NA.shape == labels_NA.shape == known_NA.shape or logits_NA.shape[1:] != (self.num_actions,):
             raise ValueError(
                 f"logits, labels and known must be [N, {self.num_actions}], got {tuple(logits_NA.shape)}, "

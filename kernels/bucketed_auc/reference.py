@@ -93,7 +93,7 @@ def sums_reference(
     """
     counted_NA, cohort_N = counted_reference(known_NA, supervise_N, cohort_N, num_cohorts)
     logit, label = logits_NA.double(), labels_NA.double()
-    loss_NA = F.binary_cross_entropy_with_logits(logit, label, reduction="none")
+    loss_NA = -F.logsigmoid(torch.where(labels_NA, logit, -logit))  # 0 where an infinite logit is right
     number = (~logit.isnan()).double()
     parts = torch.stack([loss_NA, torch.sigmoid(logit), label * number, number], dim=-1)
     parts = torch.where(counted_NA[..., None], parts, 0.0)

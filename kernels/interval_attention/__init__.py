@@ -31,9 +31,10 @@ def interval_attention(
         q_NHK: Queries, [N, H, K], float; the kernels take fp32 and bf16 and head dims up to 128.
         k_THK: Keys, [T, H, K], q's dtype.
         v_THK: Values, [T, H, K], q's dtype.
-        lo_N: First key of each query, [N], int.
-        hi_N: One past the last key of each query, [N], int.
-        itself_N: The query's own place among the keys, [N], int.
+        lo_N: First key of each query, [N], int, from 0.
+        hi_N: One past the last key of each query, [N], int, at most T; none of the three is checked, and what lies outside
+            the keys makes the kernels' results wrong.
+        itself_N: The query's own place among the keys, [N], int, in [0, T).
         weighting: Time decay, or HSTU's pointwise weights; None: softmax.
         impl: "reference", "triton", or "auto": Triton on CUDA, the reference elsewhere.
 

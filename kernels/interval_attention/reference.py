@@ -61,6 +61,9 @@ def interval_attention_reference(
     inner = torch.float64 if q_NHK.dtype == torch.float64 else torch.float32
     mask_NT = interval_mask(lo_N, hi_N, itself_N, k_THK.shape[0])
     scale = 1.0 / math.sqrt(q_NHK.shape[-1])
+    # what nobody sees may be uninitialised memory, and 0 * NaN is NaN
+    unseen_T = ~mask_NT.any(dim=0)[:, None, None]
+    k_THK, v_THK = k_THK.masked_fill(unseen_T, 0.0), v_THK.masked_fill(unseen_T, 0.0)
     score_HNT = torch.einsum("nhk,thk->hnt", q_NHK.to(inner), k_THK.to(inner)) * scale
     if bias is not None:
         score_HNT = score_HNT + bias.to(inner)

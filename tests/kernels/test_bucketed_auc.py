@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.bucketed_auc import BucketedAUC, bins_reference
+from kernels.choice import Impl
 
 LABELS = torch.tensor([1, 0, 1, 0, 0, 1, 0, 0, 0, 0], dtype=torch.bool)[:, None]
 P = torch.tensor([0.8, 0.6, 0.6, 0.2, 0.5, 0.4, 0.3, 0.7, 0.4, 0.1], dtype=torch.float64)[:, None]
@@ -46,8 +47,10 @@ def test_example_5_sums():
 
 @pytest.mark.parametrize("parts", [2, 5])
 def test_merged_shards_equal_one_pass(parts):
-    """Merging histograms gives the AUC of all rows, never a mean of shards (case G13)."""
-    assert measure(parts=parts).compute() == measure().compute()
+    """Merging histograms gives the AUC of all rows, never a mean of shards (case G13); fp64 sums agree to rounding."""
+    for merged, whole in zip(measure(parts=parts).compute(), measure().compute(), strict=True):
+        assert (merged.auc, merged.certificate, merged.count) == (whole.auc, whole.certificate, whole.count)
+        assert (merged.ne, merged.calibration) == pytest.approx((whole.ne, whole.calibration), rel=1e-12)
 
 
 def test_g7_bins():
@@ -78,3 +81,17 @@ def test_shapes_that_do_not_fit_are_named():
     """The three shapes are in the message."""
     with pytest.raises(ValueError, match=r"\[N, 2\]"):
         BucketedAUC(2).update(LOGITS, LABELS, KNOWN)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_an_infinite_logit_that_is_right_has_no_loss(impl: Impl) -> None:
+    """Log loss of certainty that came true is 0; of one that did not, infinite; never NaN."""
+    metrics = BucketedAUC(2, impl=impl)
+    inf = float("inf")
+    logits = torch.tensor([[inf, inf], [-inf, 0.0]])
+    labels = torch.tensor([[True, False], [False, True]])
+
+    metrics.update(logits, labels, torch.ones(2, 2, dtype=torch.bool))
+
+    assert metrics.sums_A4[0].tolist() == [0.0, 1.0, 1.0, 2.0]
+    assert float(metrics.sums_A4[1, 0]) == inf

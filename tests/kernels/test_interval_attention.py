@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from kernels.choice import Impl
 from kernels.interval_attention import interval_attention, interval_attention_reference, interval_mask
 
 
@@ -78,3 +79,19 @@ def test_shapes_that_do_not_fit_are_named():
         interval_attention(q, q, q, hi[:2], hi, hi)
     with pytest.raises(ValueError, match="impl"):
         interval_attention(q, q, q, hi, hi, hi, impl="cuda")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")  # numpy's, of masked products
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_keys_that_nobody_sees_may_hold_anything(impl: Impl) -> None:
+    """Uninitialised rows behind the last visible key reach neither an output nor a gradient."""
+    q, k, v = (torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    k[3], v[3] = float("nan"), float("inf")
+    inputs = [x.requires_grad_() for x in (q[:3].clone(), k, v)]
+    lo, hi, itself = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1, 2]), torch.arange(3)
+
+    found = interval_attention(*inputs, lo, hi, itself, impl=impl)
+    gradients = torch.autograd.grad(found.sum(), inputs)
+
+    assert bool(torch.isfinite(found).all())
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients)

@@ -96,6 +96,8 @@ class BucketedPlan(AttentionPlan):
 
     def attend_targets(self, q_NHK: Tensor, k_THK: Tensor, v_THK: Tensor, pointwise: Pointwise | None = None) -> Tensor:
         """Attend with targets only as queries; see `AttentionPlan`."""
+        if not len(q_NHK):
+            return q_NHK
         if pointwise is None and v_THK.device.type == "cpu":
             return flash_cpu.attend_targets(q_NHK, k_THK, v_THK, self)
         k = _move(k_THK, self.key_pad, self.key_place)
@@ -195,14 +197,16 @@ def _causal_segments(layout: Layout, history: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _buckets(lengths: Longs, causal: npt.NDArray[np.bool_], *, one_bucket: bool) -> list[Longs]:
-    """Return segment numbers by bucket; within one the longest is less than `_BUCKET_RATIO` of the shortest."""
-    if one_bucket or len(lengths) == 0:
-        return [np.arange(len(lengths))] if len(lengths) else []
-    size = np.floor(np.log(np.maximum(lengths, 1)) / np.log(_BUCKET_RATIO))
+    """Return numbers of segments with tokens by bucket; in one the longest is below `_BUCKET_RATIO` of the shortest."""
+    some = np.flatnonzero(lengths)
+    if one_bucket or len(some) == 0:
+        return [some] if len(some) else []
+    lengths, causal = lengths[some], causal[some]
+    size = np.floor(np.log(lengths) / np.log(_BUCKET_RATIO))
     kind = 2 * size + (causal & (lengths >= _LONG))
     order = np.lexsort((lengths, kind))
     cuts = np.flatnonzero(np.diff(kind[order])) + 1
-    return np.split(order, cuts)
+    return np.split(some[order], cuts)
 
 
 _LO, _HI, _ITSELF, _POSITION, _TIME, _REAL = range(6)

@@ -136,6 +136,25 @@ def test_bucketed_leaves_segments_without_targets_out_of_the_targets() -> None:
     assert torch.allclose(both(plan, only, q, k, v), both(plan_dense(only), only, q, k, v), atol=1e-6)
 
 
+@pytest.mark.parametrize("targets", [[2], []], ids=["one target", "no target"])
+def test_bucketed_takes_empty_segments_and_batches_without_a_target(targets: list[int]) -> None:
+    """A segment without a token, and a batch that asks nothing, are laid out as dense does, gradients too."""
+    made = Layout(
+        segment_starts=np.array([0, 0, 3, 3]),
+        lo=np.zeros(3, np.int64),
+        hi=np.array([0, 1, 2]),
+        targets=np.array(targets, np.int64),
+    )
+    q, k, v = heads(3)
+
+    got = both(plan_bucketed(made), made, q, k, v)
+    expected = both(plan_dense(made), made, q, k, v)
+
+    assert torch.allclose(got, expected, atol=1e-6)
+    gradients = [torch.autograd.grad(x.sum(), (q, k, v)) for x in (got, expected)]
+    assert all(torch.allclose(mine, theirs, atol=1e-6) for mine, theirs in zip(*gradients, strict=True))
+
+
 @pytest.mark.parametrize("change", ["tie", "late target", "short history", "window"])
 def test_bucketed_equals_dense_where_a_history_is_not_plainly_causal(change: str) -> None:
     """Two history tokens of one time, a target that sees less, a history cut off by age: no causal kernel, same values."""
