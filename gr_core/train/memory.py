@@ -34,7 +34,7 @@ from gr_core.train.settings import TrainConfig
 
 GIB = 2**30
 # Of a process that has imported torch (0.35 GiB on the CPU) or holds a CUDA context (0.5 GiB), and what malloc keeps.
-RUNTIME_BYTES = 5 * GIB // 8
+RUNTIME_BYTES = 3 * GIB // 4
 # Over what lives at the worst moment: an allocator keeps pieces that nothing fits into, and bf16 kernels on the CPU copy
 # their operands into another order. `python -m benchmarks.training --only memory` lets no peak be above the model.
 SLACK = {"fp32": 1.25, "bf16": 1.5}
