@@ -10,14 +10,15 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import date as Date
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from flows import attributing, erasing
+from flows import attributing, erasing, promoting
 from flows.checking import check
 from flows.servers import end_orphaned_servers
 from gr_core import grouping
@@ -143,6 +144,8 @@ def _parser() -> Parser:
     back.add_argument("--commit", type=_version, metavar="N", help="or the number of the ingestion")
     back.add_argument("--reason", required=True, help="why, for those who read the status later")
     back.set_defaults(run=erasing.retract)
+
+    promoting.add_commands(commands, common, _version)
 
     where = commands.add_parser(
         "attribute", parents=[common], allow_abbrev=False, help="where training's time goes, on the newest night's pack"
@@ -291,19 +294,13 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
     if options.run is _config_show:
         Console().print_json(json.dumps(value))
         return
-    if options.run in (erasing.forget, erasing.retract):
-        sys.stdout.write(erasing.told(value))
+    if options.run in _TOLD:
+        sys.stdout.write(_TOLD[options.run](value))
         return
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    if options.run is check:
-        from gr_core.report.checked import render_check
-
-        Console(width=width).print(render_check(value))
-        return
-    if options.run is attributing.attribute:
-        from gr_core.report.attributed import render_attribution
-
-        Console(width=width).print(render_attribution(value))
+    table = _table(options, value)
+    if table is not None:
+        Console(width=width).print(table)
         return
     from gr_core.report.status import render_status
 
@@ -317,6 +314,27 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
     Console(width=width).print(render_status(shown))
     if store.is_local(home):
         Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim")
+
+
+_TOLD: dict[Any, Callable[[dict[str, Any]], str]] = {
+    erasing.forget: erasing.told,
+    erasing.retract: erasing.told,
+    promoting.promote: promoting.told,
+    promoting.rollback: promoting.told,
+}
+
+
+def _table(options: argparse.Namespace, value: dict[str, Any]) -> RenderableType | None:
+    """Return the tables of a command that has its own; None: nights are shown."""
+    if options.run is check:
+        from gr_core.report.checked import render_check
+
+        return render_check(value)
+    if options.run is attributing.attribute:
+        from gr_core.report.attributed import render_attribution
+
+        return render_attribution(value)
+    return None
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import Night, night_key, open_night
-from gr_core.stages import ingesting, judging, outcome, sequencing, tidying
+from gr_core.stages import aliases, ingesting, judging, outcome, sequencing, tidying
 from tasks.artifacts import publish_night
 from tasks.attribution import publish_training
 from tasks.encode import encode_bucket
@@ -99,6 +99,7 @@ def run_night(
     runner: Runner = "threads",
 ) -> dict[str, Any]:
     """Open the night and run what is missing of it; a finished one is returned as it is."""
+    aliases.repair_if_moved(settings, home)
     done = outcome.finished(home, night_key(day, parent))
     if done is not None and force is None:
         logger.info("night %s is finished (%s); nothing to do", day, done["gate"])

@@ -248,7 +248,7 @@ def versions(entries: Iterable[Entry]) -> dict[int, Version]:
     return found
 
 
-def _champions(entries: Sequence[Entry]) -> list[Champion]:
+def champions(entries: Sequence[Entry]) -> list[Champion]:
     """Return the stack of champions, the present one last.
 
     A promotion pushes, a rollback pops down to its version, a retraction takes out what it taints; a tainted version
@@ -305,7 +305,7 @@ def _retracted(stack: list[Champion], entry: Entry, known: dict[int, Version], t
 
 def champion(entries: Sequence[Entry]) -> Champion | None:
     """Return the version in use: the one promoted, or rolled back to, last; None before the first promotion."""
-    stack = _champions(entries)
+    stack = champions(entries)
     return stack[-1] if stack else None
 
 
@@ -314,7 +314,7 @@ def previous(entries: Sequence[Entry]) -> Champion | None:
 
     A version that was rolled back from is not it, so that a second rollback goes further back, never forth again.
     """
-    stack = _champions(entries)
+    stack = champions(entries)
     return stack[-2] if len(stack) > 1 else None
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from gr_core.errors import UsageError
 from gr_core.lake import store
 from gr_core.lake.lease import Lease
 
@@ -61,6 +62,26 @@ def night_lock(home: str, night: str) -> Iterator[str | None]:
         finally:
             stream.seek(0)
             stream.truncate()
+
+
+@contextlib.contextmanager
+def alone(home: str, what: str) -> Iterator[None]:
+    """Hold the home's lock for a command, or refuse.
+
+    Args:
+        home: URI of the home.
+        what: The command's name.
+
+    Raises:
+        UsageError: A night, or another command that changes the home, is running.
+    """
+    with night_lock(home, what) as holder:
+        if holder is not None:
+            raise UsageError(
+                f"{what} changes what nights read, and {holder} is running in this home; run it again when it is done",
+                where="night",
+            )
+        yield
 
 
 def running_night(home: str, *, watch: bool = False) -> str | None:

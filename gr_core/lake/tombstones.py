@@ -72,6 +72,12 @@ def load(lake: str) -> Tombstones:
     return Tombstones(by_bucket={bucket: frozenset(digests) for bucket, digests in found.items()})
 
 
+def trained(lake: str) -> list[list[int]]:
+    """Return, of each forgotten user, the model versions that were trained on the user's events; opens every file."""
+    files = store.listing(store.join(lake, FOLDER))
+    return [list(store.read_json(one.uri)["versions"]) for one in files if _NAME.fullmatch(one.name)]
+
+
 def add(lake: str, user: str, num_buckets: int, *, at_us: int, versions: list[int]) -> dict[str, Any]:
     """List a user as forgotten; whole or not at all, and for good.
 

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from datetime import date as Date
 from typing import Any
 
 import polars as pl
 
-from gr_core import environment
 from gr_core.config import Config
 from gr_core.data import expressions
 from gr_core.data.users import stored_user
-from gr_core.errors import CommitConflict, DaybreakError, FormatError, UsageError
+from gr_core.errors import CommitConflict, FormatError, UsageError
 from gr_core.hashing import bucket_of, is_holdout
 from gr_core.lake import leftovers, nightfiles, pending, quarantine, store, tombstones, userkey
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable, erasure, retraction
 from gr_core.lake.history import HistoryStore
-from gr_core.lake.journal import Entry, Journal, champion, previous, versions
+from gr_core.lake.journal import Entry, Journal, champion, versions
 from gr_core.lake.lineage import Lineage
-from gr_core.lake.lock import night_lock
+from gr_core.lake.lock import alone
 from gr_core.refs import NEVER, Bound
-from gr_core.stages import sequencing
+from gr_core.stages import aliases, sequencing
 from gr_core.stages.gathering import history_columns
 
 logger = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
     journal = Journal(store.join(lake, "journal"))
     # refuses another lake's config, and a key that would name another user, before anything is written
     userkey.check(config, home, started=table.exists())
-    with _alone(home, "forget"):
+    with alone(home, "forget"):
         entries = journal.entries()
         trained = _trained_on(config, entries, table, own)
         stone = tombstones.add(lake, own, buckets, at_us=at_us, versions=trained)
@@ -207,7 +205,7 @@ def retract(
         raise UsageError("retract needs a reason, for those who read the status later: --reason TEXT", where="reason")
     table = EventTable(store.join(home, "lake", "events"), config)
     _asked(table, date, commit)  # an unknown one changes nothing, not even a lock
-    with _alone(home, "retract"):
+    with alone(home, "retract"):
         night, asked = _asked(table, date, commit)
         journal = Journal(store.join(home, "lake", "journal"))
         entries = journal.entries()
@@ -215,7 +213,7 @@ def retract(
         _drop_waiting(table, asked)
         payload = _journaled(entries, told, date)
         journal.append("retracted", night.night, payload, at_us=at_us)
-        _repair_aliases(config, home, journal)
+        aliases.repair(config, home)
     if told.kept:
         logger.warning(
             "%d events that commit %d had changed keep that content: changed again since, or too old to be restored",
@@ -317,37 +315,3 @@ def _journaled(entries: list[Entry], told: retraction.Retraction, date: Date | N
         "previous": best.version if best else None,
         "next_parent": Lineage.of(entries).untainted(best.version if best else None, tainted),
     }
-
-
-def _repair_aliases(config: Config, home: str, journal: Journal) -> None:
-    """Point the registry's aliases at what the journal says now; where the registry is away, the next night does."""
-    entries = journal.entries()
-    newest = next((e.payload["version"] for e in reversed(entries) if e.kind == "registered"), None)
-    if newest is None:
-        return
-    from gr_core.registry.mlflow_store import MlflowStore  # costs a second, and only models have aliases
-
-    best, before = champion(entries), previous(entries)
-    try:
-        models = MlflowStore(environment.tracking_uri(home), environment.artifact_root(home), config.name)
-        models.repair(
-            champion=best.version if best else None, previous=before.version if before else None, challenger=newest
-        )
-    except DaybreakError as error:
-        logger.warning("the registry's aliases are not set yet, the next night does it: %s", error)
-
-
-@contextlib.contextmanager
-def _alone(home: str, what: str) -> Iterator[None]:
-    """Hold the night lock, or refuse.
-
-    Raises:
-        UsageError: A night, or another command that changes the home, is running.
-    """
-    with night_lock(home, what) as holder:
-        if holder is not None:
-            raise UsageError(
-                f"{what} changes what nights read, and {holder} is running in this home; run it again when it is done",
-                where="night",
-            )
-        yield

@@ -1,0 +1,66 @@
+"""The registry's aliases outside a night: a projection of the journal that is set again from it, whatever befell it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from gr_core import environment
+from gr_core.config import Config
+from gr_core.lake import store
+from gr_core.lake.journal import Entry, Journal, champion, previous
+
+MOVES = ("decided", "promoted", "rollback", "retracted")  # kinds of entries that may move the champion
+
+logger = logging.getLogger(__name__)
+
+
+def repair(config: Config, home: str) -> None:
+    """Point the registry's aliases at what the journal says now.
+
+    Never fails what it follows, since the journal has been told already: where the registry is away, the next night,
+    or the next command that moves the champion, does it.
+
+    Args:
+        config: The run's config.
+        home: URI of the home, whose lock is held.
+    """
+    entries = Journal(store.join(home, "lake", "journal")).entries()
+    newest = next((e.payload["version"] for e in reversed(entries) if e.kind == "registered"), None)
+    if newest is None:
+        return
+    from gr_core.registry.mlflow_store import MlflowStore  # costs a second, and only models have aliases
+
+    best, before = champion(entries), previous(entries)
+    try:
+        models = MlflowStore(environment.tracking_uri(home), environment.artifact_root(home), config.name)
+        models.repair(
+            champion=best.version if best else None, previous=before.version if before else None, challenger=newest
+        )
+    except Exception as error:  # noqa: BLE001 -- a registry of any make may fail in any way, and the journal stands
+        told = environment.without_secrets(f"{type(error).__name__}: {error}")
+        logger.warning("the registry's aliases are not set yet, the next night does it: %s", told)
+
+
+def is_settled(entries: Sequence[Entry]) -> bool:
+    """Tell whether the aliases were set after the last entry that may have moved the champion.
+
+    A night that completes sets them last; after any other move a kill may have come before its aliases.
+    """
+    for entry in reversed(entries):
+        if entry.kind in MOVES:
+            return False
+        if entry.kind == "finished" and entry.payload["state"] == "completed":
+            return True
+    return True
+
+
+def repair_if_moved(config: Config, home: str) -> None:
+    """Repair the aliases where a kill may have left them behind; reads the journal alone where it cannot have.
+
+    Args:
+        config: The run's config.
+        home: URI of the home, whose lock is held.
+    """
+    if not is_settled(Journal(store.join(home, "lake", "journal")).entries()):
+        repair(config, home)
