@@ -78,7 +78,8 @@ def by_action(night: Night, scored: scoring.Scored) -> scoring.Scored:
     """Return scores with logits [N, A] over all actions in bit order (0 where an action is not supervised)."""
     logits = np.zeros((len(scored.labels), len(night.config["source"]["actions"])), np.float32)
     logits[:, scored.action_bits] = scored.logits
-    return replace(scored, logits=logits)
+    actions = [action["name"] for action in night.config["source"]["actions"]]
+    return replace(scored, logits=logits, actions=actions, action_bits=list(range(len(actions))))
 
 
 def model_store(night: Night, config: Config) -> MlflowStore:
