@@ -334,6 +334,10 @@ def _table(options: argparse.Namespace, value: dict[str, Any]) -> RenderableType
         from gr_core.report.attributed import render_attribution
 
         return render_attribution(value)
+    if options.run is promoting.compare:
+        from gr_core.report.compared import render_comparison
+
+        return render_comparison(value)
     return None
 
 

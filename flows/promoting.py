@@ -1,4 +1,4 @@
-"""The commands about versions: `daybreak promote` and `daybreak rollback`; no Prefect."""
+"""The commands about versions: `daybreak promote`, `daybreak rollback` and `daybreak compare`; no Prefect."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def rollback(options: argparse.Namespace, settings: Config, home: str) -> tuple[
     return moving.rollback(settings, home, options.to, reason=options.reason, at_us=_now_us()), 0
 
 
+def compare(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+    """Compare two versions; returns the object of example 7."""
+    from gr_core.stages import comparing
+
+    return comparing.compare(settings, home, options.a, options.b), 0
+
+
 def add_commands(
     commands: argparse._SubParsersAction[Any], common: argparse.ArgumentParser, version: Callable[[str], int]
 ) -> None:
@@ -43,6 +50,11 @@ def add_commands(
     back.set_defaults(run=rollback)
     for command in (up, back):
         command.add_argument("--reason", required=True, help="why, for those who read the status later")
+
+    two = commands.add_parser("compare", parents=[common], allow_abbrev=False, help="two versions beside each other")
+    two.add_argument("a", metavar="A", type=version, help="number of a registered version")
+    two.add_argument("b", metavar="B", type=version, help="number of another one; differences are B - A")
+    two.set_defaults(run=compare)
 
 
 def told(value: dict[str, Any]) -> str:

@@ -79,6 +79,8 @@ class Comparison:
     upper: float
     """Upper end of the one-sided interval."""
     standard_error: float
+    lower: float = float("-inf")
+    """Lower end of the one-sided interval to the other side."""
 
 
 def decide(  # noqa: PLR0913 -- each is one input of the rule
@@ -266,7 +268,9 @@ def compare(
     error = float(ratios.std(ddof=1)) * np.sqrt(num_units / max(num_units - 1, 1))
     normal = difference + NormalDist().inv_cdf(confidence) * error
     upper = max(float(np.quantile(ratios, confidence)), float(normal)) if num_units > 1 else float("inf")
-    return Comparison(difference=difference, upper=upper, standard_error=float(error))
+    opposite = 2 * difference - float(normal)  # as far below as the normal approximation lies above
+    lower = min(float(np.quantile(ratios, 1 - confidence)), opposite) if num_units > 1 else float("-inf")
+    return Comparison(difference=difference, upper=upper, standard_error=float(error), lower=lower)
 
 
 def promotion_chance(standard_error: float, difference: float, config: GateConfig) -> float:

@@ -99,7 +99,7 @@ def _decide(
     """Compare the challenger's scores with the champion's on the same events, or with smoothed counts without one."""
     config = night.settings
     if rival is not None:
-        rival = _aligned(rival, challenger)
+        rival = aligned(rival, challenger)
     bit = config.source.action_names.index(config.gate.action)
     known = np.flatnonzero(challenger.label_known >> bit & 1)
     judged = pl.DataFrame(challenger.events, schema=KEYS, orient="row")[known]
@@ -144,8 +144,16 @@ def score_champion(
     return judging.score(night, standing.checkpoint, rows, own, num_threads=2)
 
 
-def _aligned(rival: scoring.Scored, challenger: scoring.Scored) -> scoring.Scored:
-    """Return the champion's scores in the challenger's row order; equal row sets get equal digests."""
+def aligned(rival: scoring.Scored, challenger: scoring.Scored) -> scoring.Scored:
+    """Return the champion's scores in the challenger's row order; equal row sets get equal digests.
+
+    Args:
+        rival: The champion's scores, with their own digest.
+        challenger: The challenger's.
+
+    Returns:
+        The champion's scores with the challenger's digest; unchanged where the rows are not the same.
+    """
     place, events = {event: row for row, event in enumerate(rival.events)}, challenger.events
     if len(place) != len(events) or any(event not in place for event in events):
         return rival  # other rows: the digests differ, and the gate holds and says so

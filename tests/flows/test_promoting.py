@@ -1,4 +1,4 @@
-"""`daybreak promote` and `daybreak rollback`: one object, what a person reads, exit statuses."""
+"""`daybreak promote`, `daybreak rollback` and `daybreak compare`: one object, what a person reads, exit statuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def opened(config: Path, day: str, number: int) -> dict[str, Any]:
     """Return an opening entry's payload."""
     resolved = load_config(config).resolved()
-    told = {"date": day, "mode": "nightly", "parent": None, "cutoff_us": number, "seed": 0}
+    told = {
+        "key": day,
+        "home": "",
+        "at_us": 1,
+        "date": day,
+        "mode": "nightly",
+        "parent": None,
+        "cutoff_us": number,
+        "seed": 0,
+    }
     return {**told, "fingerprint": "f", "config": resolved}
 
 
@@ -95,6 +104,9 @@ def test_a_person_reads_what_the_next_night_does(capsys: pytest.CaptureFixture[s
         (("promote", "1", "--reason", "r"), "version 1 is the champion already"),
         (("rollback", "--reason", "r"), "none before it"),
         (("rollback", "--to", "2", "--reason", "r"), "none before it"),
+        (("compare", "1"), "B"),
+        (("compare", "1", "1"), "got 1 twice"),
+        (("compare", "1", "9"), "version 9 is no registered version"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -115,3 +127,15 @@ def test_both_end_with_2_while_a_night_runs(capsys: pytest.CaptureFixture[str], 
         status, value = run(capsys, "promote", "2", "--reason", "r", *home)
     assert status == 2
     assert DAY in value["error"]["message"]
+
+
+def test_compare_prints_the_object_of_example_7(capsys: pytest.CaptureFixture[str], home: tuple[str, ...]) -> None:
+    """The keys are all there, also of versions whose nights' files are gone; and a person gets tables."""
+    status, value = run(capsys, "compare", "1", "2", *home)
+
+    assert status == 0
+    assert (value["a"], value["b"], value["slices"], value["config"]) == (1, 2, [], {})
+    assert list(value) == ["a", "b", "metrics", "slices", "config", "data"]
+    assert (value["data"]["a"]["commit"], value["data"]["b"]["commit"]) == (1, 2)
+    assert main(["compare", "1", "2", *home]) == 0
+    assert "no night's holdout could be scored by both versions" in capsys.readouterr().out

@@ -41,7 +41,7 @@ def test_scores_of_the_same_rows_in_another_order_are_paired() -> None:
     events = [("a", 1, "e"), ("b", 1, "e"), ("a", 2, "e"), ("b", 1, "f")]
     challenger = replace(scored(*events), digest="own")
 
-    found = gating._aligned(scored(*events[::-1]), challenger)
+    found = gating.aligned(scored(*events[::-1]), challenger)
 
     assert found.digest == "own"
     assert found.events == events

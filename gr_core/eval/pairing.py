@@ -1,0 +1,143 @@
+"""Two models on the same rows: the metrics of both, their differences, and the gate's paired interval of NE. Pure.
+
+`delta` is b - a. The interval is the one that the gate computes: a bootstrap over users of NE(b) / NE(a) - 1, both models
+on the same draw, here with both ends, each one-sided at `gate.confidence`. On one set of rows NE and log loss have the
+same ratio, so `low` and `high` are that interval times a's own value; other metrics have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import polars as pl
+
+from gr_core.config import GateConfig
+from gr_core.eval import gate as gates
+from gr_core.eval.metrics import Array, ScoredRows, binary_metrics, supervised_bits
+
+RATIOS = ("ne", "log_loss")
+"""Metrics that the interval belongs to."""
+COUNTS = ("count", "positives", "non_finite")
+_SLICED = ("auc", "ne", "calibration")
+
+Paired = dict[str, float | int | None]
+
+
+def beside(a: float | None, b: float | None, *, same_rows: bool = True) -> Paired:
+    """Return {"a", "b", "delta", "low", "high"} without an interval; without a delta where the rows are not the same."""
+    told = same_rows and a is not None and b is not None
+    return {
+        "a": a,
+        "b": b,
+        "delta": b - a if told and a is not None and b is not None else None,
+        "low": None,
+        "high": None,
+    }
+
+
+def pair(
+    a: ScoredRows,
+    b: ScoredRows,
+    action_names: Sequence[str],
+    supervised: int,
+    config: GateConfig,
+    *,
+    seed: int = 0,
+    rows: Array | None = None,
+) -> dict[str, dict[str, Paired]]:
+    """Compare two models' scores of the same rows, action by action.
+
+    Args:
+        a: One model's scores.
+        b: The other's, with the same digest.
+        action_names: All actions in bit order.
+        supervised: Mask of those that are compared.
+        config: Confidence and number of resamples.
+        seed: Of the draws.
+        rows: Numbers of the rows to compare; None: all.
+
+    Returns:
+        {action: {metric: {"a", "b", "delta", "low", "high"}}}; counts have the same a and b.
+
+    Raises:
+        ValueError: The rows are not the same.
+    """
+    if a.digest != b.digest:
+        raise ValueError(f"only equal rows are paired, got row digests {a.digest!r} and {b.digest!r}")
+    chosen = np.arange(len(a.labels)) if rows is None else rows
+    found = {}
+    for action, bit in supervised_bits(action_names, supervised).items():
+        known = chosen[(np.asarray(a.label_known)[chosen] >> bit & 1) == 1]
+        labels, users = np.asarray(a.labels)[known] >> bit & 1, [a.users[row] for row in known.tolist()]
+        ours, theirs = (
+            gates.Scores(np.asarray(one.logits)[known, list(one.action_bits).index(bit)], labels, users, one.digest)
+            for one in (a, b)
+        )
+        found[action] = _paired(ours, theirs, config, seed)
+    return found
+
+
+def _paired(a: gates.Scores, b: gates.Scores, config: GateConfig, seed: int) -> dict[str, Paired]:
+    ours, theirs = binary_metrics(a.labels, a.logits), binary_metrics(b.labels, b.logits)
+    found = {key: beside(ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])}
+    if ours["log_loss"] is None or theirs["log_loss"] is None or not ours["log_loss"] > 0:
+        return found
+    made = gates.compare(a, b, config.confidence, config.num_resamples, seed)
+    for key in RATIOS:
+        value = ours[key]
+        if value is not None:
+            found[key] |= {"low": _finite(value * made.lower), "high": _finite(value * made.upper)}
+    return found
+
+
+def _finite(value: float) -> float | None:
+    """Return None for the open end of an interval over a single user."""
+    return value if math.isfinite(value) else None
+
+
+def flat(role: str, found: Mapping[str, Mapping[str, Paired]]) -> dict[str, Paired]:
+    """Return {"<role>/<metric>/<action>": ...}, keys as MLflow has them."""
+    return {f"{role}/{key}/{action}": value for action, values in found.items() for key, value in values.items()}
+
+
+def by_day(
+    a: ScoredRows,
+    b: ScoredRows,
+    action_names: Sequence[str],
+    supervised: int,
+    config: GateConfig,
+    *,
+    zone: str,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Compare two models on the events of each lake day.
+
+    Args:
+        a: One model's scores.
+        b: The other's, with the same digest.
+        action_names: All actions in bit order.
+        supervised: Mask of those that are compared.
+        config: Confidence and number of resamples.
+        zone: The lake's.
+        seed: Of the draws.
+
+    Returns:
+        [{"slice": "day=YYYY-MM-DD", "key", "a", "b", "delta", "low", "high", "count"}], by day.
+    """
+    times = pl.Series("at", np.asarray(a.time), dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
+    days = times.dt.convert_time_zone(str(ZoneInfo(zone))).dt.date().to_numpy()
+    found = []
+    for day in np.unique(days):
+        made = pair(a, b, action_names, supervised, config, seed=seed, rows=np.flatnonzero(days == day))
+        for action, values in made.items():
+            count = values["count"]["a"]
+            if count:
+                found += [
+                    {"slice": f"day={day}", "key": f"holdout/{key}/{action}", **values[key], "count": count}
+                    for key in _SLICED
+                ]
+    return found
