@@ -23,7 +23,7 @@ from gr_core.eval.metrics import metric_keys
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, NightRecord, Version, nights, versions
 from gr_core.lake.lineage import Lineage
-from gr_core.night import Night, run_stage
+from gr_core.night import Night
 from gr_core.report.status import EVENT_KEYS, night_object
 from gr_core.stages import gating, judging, packing
 
@@ -136,7 +136,7 @@ def _scored(
                 raise FormatError(f"the holdout pack of night {night.key} is empty, gone or damaged", where=night.key)
             mine = judging.score(night, own.version.checkpoint, pack, words, num_threads=2)
             theirs = gating.aligned(_score_other(night, entries, own, other, pack, words), mine)
-        except (FormatError, UsageError, FileNotFoundError) as error:
+        except (FormatError, FileNotFoundError) as error:
             logger.warning("night %s's holdout is not scored by both: %s", night.key, error)
             continue
         if theirs.digest == mine.digest:
@@ -154,7 +154,13 @@ def _pinned(record: NightRecord, home: str) -> Night:
 
 
 def _recorded(night: Night, stage: str, part: str = "") -> dict[str, Any]:
-    return run_stage(night, stage, None, dict, part=part)  # a finished night's manifest, never the work
+    """Return what a stage of the night recorded, whether or not the night finished."""
+    uri = night.uri(stage, "manifests", f"{stage}{'-' if part else ''}{part}.json")
+    try:
+        manifest = store.read_json(uri)
+        return {**manifest["result"], "fingerprint": manifest["fingerprint"]}
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"night {night.key} has no record of stage {stage} {part}".rstrip(), where=uri) from error
 
 
 def _score_other(
@@ -165,7 +171,15 @@ def _score_other(
     if own.version.version in lineage.descendants([other.version.version]):
         return judging.score(night, other.version.checkpoint, pack, words, num_threads=2)
     uri = other.payload["vocabulary"]
-    theirs = {"uri": uri, "version": vocabulary.load(store.local_copy(uri)).version}
+    words_of_other = vocabulary.load(store.local_copy(uri))
+    missing = set(night.settings.model.features) - words_of_other.tables.keys()
+    if missing:
+        raise FormatError(
+            f"version {other.version.version} knows no ids of {sorted(missing)}, which night {night.key} encodes; models "
+            "of different features share no rows",
+            where=uri,
+        )
+    theirs = {"uri": uri, "version": words_of_other.version}
     buckets = [_recorded(night, "sequences", f"{n:05d}") for n in range(night.settings.lake.num_buckets)]
     with tempfile.TemporaryDirectory(prefix="daybreak-compare-") as folder:
         # the same night in another place: what it lacks there is made there, and the home stays as it is
@@ -180,7 +194,7 @@ def _measured_apart(home: str, sides: tuple[_Side, _Side]) -> dict[str, pairing.
     for side in sides:
         try:
             told = _recorded(_pinned(side.record, home), "gate")["holdout"]
-        except UsageError as error:
+        except FormatError as error:
             logger.warning("version %d: %s", side.version.version, error)
             told = {}
         found.append(metric_keys("holdout", told))

@@ -13,7 +13,7 @@ from flows.cli import main
 from gr_core.config import load_config
 from gr_core.lake.journal import Journal
 from gr_core.lake.lock import night_lock
-from tests.erased import REGISTRY, Registry
+from tests.erased import REGISTRY, Registry, interrupt
 
 DAY = str(tiny.FIRST_DAY)
 
@@ -139,3 +139,22 @@ def test_compare_prints_the_object_of_example_7(capsys: pytest.CaptureFixture[st
     assert (value["data"]["a"]["commit"], value["data"]["b"]["commit"]) == (1, 2)
     assert main(["compare", "1", "2", *home]) == 0
     assert "no night's holdout could be scored by both versions" in capsys.readouterr().out
+
+
+def test_the_next_start_of_a_night_sets_the_aliases_that_a_kill_left(
+    capsys: pytest.CaptureFixture[str], home: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the journal's entry, a promotion stands; also a start of a night that is finished repairs them."""
+    from flows.nightly import run_night
+
+    Registry.aliases = {"champion": 1, "previous": None, "challenger": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "repair", interrupt)
+        assert run(capsys, "promote", "2", "--reason", "r", *home)[0] == 1
+    assert Registry.aliases["champion"] == 1
+    assert run(capsys, "status", *home)[1]["champion"]["version"] == 2
+
+    night: Any = run_night(load_config(home[1]), home[3], tiny.FIRST_DAY, parent=None, force=None, mode="nightly")
+
+    assert night["state"] == "completed"
+    assert Registry.aliases == {"champion": 2, "previous": 1, "challenger": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from gr_core.config import load_config
+from gr_core.data import vocabulary
 from gr_core.errors import ConfigError, UsageError
+from gr_core.lake.journal import Journal
 from gr_core.report.compared import render_comparison
 from gr_core.stages import comparing, gating, judging
 from tests.erased import FIRST, SECOND, THIRD, entries_of, snapshot
@@ -120,6 +123,30 @@ def test_without_common_rows_there_is_no_difference(compared: tuple[Path, Path],
     assert (ne["a"], ne["delta"], ne["low"], ne["high"]) == (None, None, None, None)  # 2 was promoted by no gate here
     assert ne["b"] == pytest.approx(compare(*compared, 2, 3)["metrics"]["holdout/ne/click"]["b"])
     assert "without differences" in shown(value)
+
+
+def test_models_of_different_features_share_no_rows(
+    compared: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A version without a table that the other one has is shown beside it, and the log says why that is all."""
+    config, home = compared[0], tmp_path / "home"
+    shutil.copytree(compared[1], home)
+    made = next(e for e in entries_of(home) if e.kind == "registered" and e.payload["version"] == 2)
+    words = vocabulary.load(Path(made.payload["vocabulary"]))
+    tables = {"item_id": words.tables["item_id"]}
+    fewer = replace(words, tables=tables, version=vocabulary._version(tables))
+    (tmp_path / "words").mkdir()
+    vocabulary.save(fewer, tmp_path / "words")
+    payload = {**made.payload, "version": 4, "vocabulary": str(tmp_path / "words")}
+    journal = Journal(str(home / "lake" / "journal"))
+    opened = next(e.payload for e in journal.entries() if e.kind == "opened" and e.night == made.night)
+    journal.append("opened", "other", {**opened, "key": "other", "parent": None}, at_us=1)
+    journal.append("registered", "other", payload, at_us=1)
+
+    value = compare(config, home, 3, 4)
+
+    assert value["data"]["b"]["holdout"] is None
+    assert "version 4 knows no ids of ['surface']" in caplog.text
 
 
 def shown(value: dict[str, Any]) -> str:
