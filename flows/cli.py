@@ -131,20 +131,7 @@ def _parser() -> Parser:
     )
     look.set_defaults(run=check)
 
-    erase = commands.add_parser(
-        "forget", parents=[common], allow_abbrev=False, help="erase a user, and keep him out from now on"
-    )
-    erase.add_argument("user", metavar="USER", help="the user's id as the raw feed has it")
-    erase.set_defaults(run=erasing.forget)
-
-    back = commands.add_parser(
-        "retract", parents=[common], allow_abbrev=False, help="take back a day that went wrong, and what it trained"
-    )
-    back.add_argument("--date", type=_day, help="the lake day whose ingestion is taken back")
-    back.add_argument("--commit", type=_version, metavar="N", help="or the number of the ingestion")
-    back.add_argument("--reason", required=True, help="why, for those who read the status later")
-    back.set_defaults(run=erasing.retract)
-
+    erasing.add_commands(commands, common, day=_day, number=_version)
     promoting.add_commands(commands, common, _version)
 
     where = commands.add_parser(

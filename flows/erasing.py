@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from datetime import date as Date
 from typing import Any
 
 from gr_core.config import Config
@@ -27,6 +29,36 @@ def retract(options: argparse.Namespace, settings: Config, home: str) -> tuple[d
         settings, home, date=options.date, commit=options.commit, reason=options.reason, at_us=_now_us()
     )
     return value, 0
+
+
+def add_commands(
+    commands: argparse._SubParsersAction[Any],
+    common: argparse.ArgumentParser,
+    *,
+    day: Callable[[str], Date],
+    number: Callable[[str], int],
+) -> None:
+    """Add the commands and their options.
+
+    Args:
+        commands: Where commands are added.
+        common: The options that all commands take.
+        day: Reads a lake day.
+        number: Reads a commit's number.
+    """
+    erase = commands.add_parser(
+        "forget", parents=[common], allow_abbrev=False, help="erase a user, and keep him out from now on"
+    )
+    erase.add_argument("user", metavar="USER", help="the user's id as the raw feed has it")
+    erase.set_defaults(run=forget)
+
+    back = commands.add_parser(
+        "retract", parents=[common], allow_abbrev=False, help="take back a day that went wrong, and what it trained"
+    )
+    back.add_argument("--date", type=day, help="the lake day whose ingestion is taken back")
+    back.add_argument("--commit", type=number, metavar="N", help="or the number of the ingestion")
+    back.add_argument("--reason", required=True, help="why, for those who read the status later")
+    back.set_defaults(run=retract)
 
 
 def told(value: dict[str, Any]) -> str:
