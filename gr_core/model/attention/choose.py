@@ -69,7 +69,7 @@ def choose_attention(config: AttentionConfig, given: Circumstances) -> ChosenAtt
     """
     if config.require != "none":
         if config.require == "fa3" and given.device.type != "cuda":
-            _refuse("require", "fa3", f"FlashAttention 3 runs on Hopper (compute capability 9), this is {given.device}")
+            _refuse("require", "fa3", f"FlashAttention 3 runs on Hopper (compute capability 9), not on {given.device}")
         path = "varlen" if config.require == "fa3" else config.require
         _refuse("require", config.require, _why_not(path, given))
         if config.require == "fa3":
