@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from rich.console import Console, RenderableType
 
-from flows import attributing, erasing, promoting
+from flows import attributing, erasing, paging, promoting
 from flows.checking import check
 from flows.servers import end_orphaned_servers
 from gr_core import grouping
@@ -139,6 +139,8 @@ def _parser() -> Parser:
     )
     attributing.add_options(where)
     where.set_defaults(run=attributing.attribute)
+
+    paging.add_command(commands, common, _day)
 
     config = commands.add_parser("config", help="the resolved config")
     show = config.add_subparsers(required=True, metavar="ACTION").add_parser(
@@ -306,6 +308,7 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
 _TOLD: dict[Any, Callable[[dict[str, Any]], str]] = {
     erasing.forget: erasing.told,
     erasing.retract: erasing.told,
+    paging.page: paging.told,
     promoting.promote: promoting.told,
     promoting.rollback: promoting.told,
 }

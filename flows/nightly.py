@@ -31,6 +31,7 @@ from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.ingest import ingest
 from tasks.pack import write_pack
+from tasks.page import publish_page
 from tasks.register import register
 from tasks.sequences import build_bucket
 from tasks.train import train
@@ -118,6 +119,7 @@ def run_night(
         judging.fail(night, error)
         raise
     publish_night(status, status.get("mlflow"))
+    publish_page(night, logged="mlflow" in status)
     tidying.tidy(night)
     return outcome.finished(home, night.key) or status
 

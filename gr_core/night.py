@@ -34,7 +34,7 @@ STAGE_FORMAT = {
     "encode": 1,
     "pack": 2,
     "train": 2,
-    "evaluate": 1,
+    "evaluate": 2,
     "register": 1,
     "gate": 2,
 }

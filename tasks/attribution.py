@@ -7,9 +7,8 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from gr_core.report.attributed import advice_rows, figure_rows, split_rows
+from gr_core.report.attributed import advice_rows, figure_rows, measured, split_rows
 from gr_core.stages import attributing
-from gr_core.train.attribution import PARTS
 from tasks.policy import RETRIES, RETRY_DELAYS, is_transient
 
 attribute = task(
@@ -30,12 +29,9 @@ def publish_training(night: str, trained: dict[str, Any]) -> None:
         night: The night's key.
         trained: What its training stage returned; of a release without attribution nothing is published.
     """
-    perf = {key: value for key, value in trained["metrics"].items() if key.startswith("perf/") and value is not None}
-    seconds = {part: perf[f"perf/seconds/{part}"] for part in PARTS if f"perf/seconds/{part}" in perf}
-    if not perf.get("perf/steps") or len(seconds) < len(PARTS):
-        return
-    value = {"steps": int(perf["perf/steps"]), "seconds": seconds, "perf": perf, "advice": trained.get("advice", [])}
-    publish(value, key="training-split", about=f"training of night {night}")
+    value = measured(trained)
+    if value is not None:
+        publish(value, key="training-split", about=f"training of night {night}")
 
 
 def publish(value: dict[str, Any], *, key: str, about: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gr_core.eval.metrics import KEYS, ScoredRows, evaluate, metric_keys, supervised_bits
+from gr_core.eval.metrics import KEYS, Array, ScoredRows, evaluate, metric_keys, supervised_bits
+from gr_core.eval.spread import standard_errors
 from gr_core.refs import NEVER
 
 
@@ -35,13 +36,8 @@ def next_day_metrics(
         `metrics.binary_metrics`.
     """
     known = np.asarray(scored.label_known)
-    time = np.asarray(scored.time)
-    late = np.zeros_like(known)
-    mask = 0
-    for name, bit in supervised_bits(action_names, supervised).items():
-        mask |= 1 << bit
-        is_late = time <= newest_supervised_us.get(name, NEVER)
-        late |= np.where(is_late, known & (1 << bit), 0).astype(known.dtype)
+    mask = sum(1 << bit for bit in supervised_bits(action_names, supervised).values())
+    late = _late(scored, newest_supervised_us, action_names, supervised)
     fresh = known & ~late
     next_day = evaluate(scored.labels, fresh, scored.logits, action_names, supervised)
     for name in next_day.keys() - newest_supervised_us.keys():
@@ -52,6 +48,45 @@ def next_day_metrics(
         "new_events": int(np.count_nonzero(known & mask)),
         "late_events": int(np.count_nonzero(late)),
     }
+
+
+def _late(
+    scored: ScoredRows, newest_supervised_us: Mapping[str, int], action_names: Sequence[str], supervised: int
+) -> Array:
+    """Return which known labels are of a time that the model has seen, masks [N]."""
+    known, time = np.asarray(scored.label_known), np.asarray(scored.time)
+    late = np.zeros_like(known)
+    for name, bit in supervised_bits(action_names, supervised).items():
+        is_late = time <= newest_supervised_us.get(name, NEVER)
+        late |= np.where(is_late, known & (1 << bit), 0).astype(known.dtype)
+    return late
+
+
+def next_day_errors(
+    scored: ScoredRows, newest_supervised_us: Mapping[str, int], action_names: Sequence[str], supervised: int
+) -> dict[str, dict[str, float | None]]:
+    """Return the standard errors, over users, of the AUC and NE that `next_day_metrics` gives for the same scores.
+
+    Args:
+        scored: As there, with logits of W or A columns.
+        newest_supervised_us: As there.
+        action_names: As there.
+        supervised: As there.
+
+    Returns:
+        {action: `spread.standard_errors`}, of the actions that were measured at all.
+    """
+    fresh = np.asarray(scored.label_known) & ~_late(scored, newest_supervised_us, action_names, supervised)
+    bits = supervised_bits(action_names, supervised)
+    narrow = np.shape(scored.logits)[1] == len(bits)
+    _, users = np.unique(np.asarray(scored.users, dtype=str), return_inverse=True)
+    found = {}
+    for place, (name, bit) in enumerate(bits.items()):
+        if name in newest_supervised_us:
+            rows = (fresh >> bit & 1).astype(bool)
+            scores = np.asarray(scored.logits)[rows, place if narrow else bit]
+            found[name] = standard_errors(np.asarray(scored.labels)[rows] >> bit & 1, scores, users[rows])
+    return found
 
 
 def unscored(num_new_events: int | None, action_names: Sequence[str], supervised: int) -> dict[str, Any]:

@@ -69,6 +69,18 @@ class ModelStore(Protocol):
     def log_dataset(self, run: str, table_uri: str, bound: Mapping[str, Any], rows: Mapping[str, int]) -> None:
         """Record what the night read: event table, Delta version, bound and row counts; no row is loaded."""
 
+    def attach(self, night: str, name: str, text: str) -> None:
+        """Put a text file beside the run of a night, also of one that has ended; an older file of the name is replaced.
+
+        Args:
+            night: The night's key.
+            name: Of the file.
+            text: Its content.
+
+        Raises:
+            UsageError: The night has no run.
+        """
+
     def finish(self, run: str, status: RunStatus) -> None:
         """End a run, and its children that still run, in this state."""
 
@@ -162,6 +174,7 @@ class _Run:
     metrics: dict[str, float] = field(default_factory=dict)
     series: dict[str, dict[int, float]] = field(default_factory=dict)
     datasets: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 class InMemoryStore:
@@ -213,6 +226,12 @@ class InMemoryStore:
         value = {"table": table_uri, "bound": dict(bound), "rows": dict(rows)}
         if value not in self.runs[run].datasets:
             self.runs[run].datasets.append(value)
+
+    def attach(self, night: str, name: str, text: str) -> None:
+        """See ModelStore."""
+        if night not in self.runs:
+            raise UsageError(f"night {night} has no run; there is nothing to attach {name} to", where=night)
+        self.runs[night].files[name] = text
 
     def finish(self, run: str, status: RunStatus) -> None:
         """See ModelStore."""

@@ -184,6 +184,15 @@ class MlflowStore:
         context = [InputTag("mlflow.data.context", "training")]
         self._client.log_inputs(run, [DatasetInput(dataset, context)])
 
+    def attach(self, night: str, name: str, text: str) -> None:
+        """See ModelStore."""
+        query = f"tags.`{PREFIX}kind` = 'night' and tags.`{PREFIX}night` = '{night}'"
+        found = self._client.search_runs([self._experiment], query, max_results=1)
+        if not found:
+            raise UsageError(f"night {night} has no run at {self.tracking_uri}; there is nothing to attach {name} to")
+        with store.answering(found[0].info.artifact_uri):
+            self._client.log_text(found[0].info.run_id, text, name)
+
     def finish(self, run: str, status: RunStatus) -> None:
         """See ModelStore."""
         query = f"tags.`mlflow.parentRunId` = '{run}' and attributes.status = 'RUNNING'"

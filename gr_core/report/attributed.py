@@ -12,6 +12,7 @@ from rich.text import Text
 
 _BAR = 40  # columns of the whole step
 _COLOURS = {"forward": "green", "backward": "cyan", "optimizer": "magenta", "data_wait": "yellow", "metrics": "blue"}
+PARTS = tuple(_COLOURS)  # those of gr_core.train.attribution, which needs torch
 _OTHER = "other"
 
 # perf key -> (what a person calls it, format)
@@ -32,6 +33,19 @@ _FIGURES: dict[str, tuple[str, str]] = {
     "perf/core_seconds": ("core seconds", "{:,.1f}"),
     "perf/cost": ("cost", "{:,.4f}"),
 }
+
+
+def measured(trained: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a night's training as the object of `stages.attributing.attribute`; None where it measured no steps.
+
+    Args:
+        trained: What its training stage returned.
+    """
+    perf = {key: value for key, value in trained["metrics"].items() if key.startswith("perf/") and value is not None}
+    seconds = {part: perf[f"perf/seconds/{part}"] for part in PARTS if f"perf/seconds/{part}" in perf}
+    if not perf.get("perf/steps") or len(seconds) < len(PARTS):
+        return None
+    return {"steps": int(perf["perf/steps"]), "seconds": seconds, "perf": perf, "advice": trained.get("advice", [])}
 
 
 def split(value: Mapping[str, Any]) -> dict[str, float]:

@@ -33,7 +33,7 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
     """Progressive validation: score the night's new events by the parent, which has not trained on them.
 
     Returns:
-        next_day, late, late_events, new_events; all None or 0 without a parent.
+        next_day, late, late_events, new_events; all None or 0 without a parent. With one, next_day_errors besides.
     """
     config = night.settings
     names, supervised = config.source.action_names, config.source.supervised_mask
@@ -44,7 +44,8 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
             return progressive.unscored(None, names, supervised)  # its pack is empty; sequences count the events
         scored = score(night, night.parent.checkpoint, pack, words)
         newest = store.read_json(store.join(night.parent.checkpoint, "state.json"))["newest_supervised_us"]
-        return progressive.next_day_metrics(scored, newest, names, supervised)
+        errors = progressive.next_day_errors(scored, newest, names, supervised)
+        return progressive.next_day_metrics(scored, newest, names, supervised) | {"next_day_errors": errors}
 
     return run_stage(night, "evaluate", identity, work)
 
@@ -224,6 +225,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         "late_events": evaluated["late_events"],
         **{f"{name}_events": counts[name] for name in ("replayed", "sampled_out") if name in counts},
         "next_day": evaluated["next_day"],
+        **({"next_day_errors": evaluated["next_day_errors"]} if evaluated.get("next_day_errors") else {}),
         "seconds": {name: _seconds(results.get(name)) for name in stages},
         "attempts": len(record.attempts),
         **{key: trained[key] for key in ("checkpoints", "evaluation_trouble") if trained.get(key)},
@@ -251,7 +253,8 @@ def fail(night: Night, error: BaseException) -> None:
 
 def result_digest(result: dict[str, Any]) -> str:
     """Return a stage result's digest; for results without files, that of the values themselves."""
-    values = {key: value for key, value in result.items() if key not in ("seconds", "reused", "fingerprint")}
+    apart = ("seconds", "reused", "fingerprint", "next_day_errors")  # the last: nights of older releases have none
+    values = {key: value for key, value in result.items() if key not in apart}
     return str(result.get("digest") or fingerprint(values))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -100,20 +101,37 @@ def test_three_nights_add_up_and_each_starts_from_the_champion(
 
 
 def test_the_prefect_run_shows_its_day_and_figures(three_nights: tuple[Path, Path, list[dict[str, Any]]]) -> None:
-    """A run is named by its day and carries the table, the training progress and the link to MLflow.
+    """A run is named by its day and carries the table, the training progress, the night's page and the link to MLflow.
 
     Its parameters name config and day, and nothing that grows with the day's files (case A17).
     """
-    del three_nights
-
+    _, home, _ = three_nights
     run = next(run for run in flow_runs() if run.name == f"nightly {tiny.FIRST_DAY}")
     assert len(str(run.parameters)) < 1000
     found = {artifact.key: artifact for artifact in artifacts_of(run.id)}
 
-    assert {"night", "training", "mlflow-run", "training-split", "training-split-advice"} <= set(found)
+    assert {"night", "night-page", "training", "mlflow-run", "training-split", "training-split-advice"} <= set(found)
     assert found["training"].data == 100.0
     assert "rows committed" in str(found["night"].data)
     assert "ms a step" in str(found["training-split"].data)
+    page = home / "nights" / str(tiny.FIRST_DAY) / "page.html"
+    assert page.as_uri() in str(found["night-page"].data)
+    (logged,) = mlflow_runs(home, str(tiny.FIRST_DAY))
+    artifact = Path(logged.info.artifact_uri.removeprefix("file://")) / "page.html"
+    assert artifact.read_text() == page.read_text()
+    assert logged.info.status == "FINISHED"
+
+
+def test_a_nights_page_has_its_metrics_with_intervals(three_nights: tuple[Path, Path, list[dict[str, Any]]]) -> None:
+    """Step split, holdout and next-day metrics of the night are there, the latter with an interval over users."""
+    _, home, ran = three_nights
+    page = (home / "nights" / ran[1]["date"] / "page.html").read_text()
+
+    value = f"{ran[1]['next_day']['click']['auc']:.4f}"
+    assert re.search(rf"<td>{ran[1]['date']} click</td><td>{ran[1]['gate']}</td><td>{value} ± 0\.\d+</td>", page)
+    assert "holdout, by the challenger: click" in page
+    assert "A training step, mean of" in page
+    assert "No result was left by" not in page
 
 
 def test_a_finished_night_changes_nothing(three_nights: tuple[Path, Path, list[dict[str, Any]]]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mlflow import MlflowClient
 
 from gr_core.errors import FormatError, UsageError
 from gr_core.registry.base import InMemoryStore, ModelStore, as_float, clean_metrics
@@ -31,6 +32,25 @@ def test_a_night_has_one_run_for_ever(store):
     assert store.child(first, "train") == child
     assert store.child(first, "evaluate") != child
     assert store.start_night("2025-06-02", params={}, tags={}) != first
+
+
+def test_a_file_is_put_beside_a_run_that_has_ended(store):
+    """The run stays as it ended; a night without one is refused by name."""
+    run = store.start_night("2025-07-01", params={}, tags={})
+    store.finish(run, "FINISHED")
+
+    store.attach("2025-07-01", "page.html", "first")
+    store.attach("2025-07-01", "page.html", "again é")
+
+    if isinstance(store, InMemoryStore):
+        found, status = store.runs[run].files["page.html"], store.runs[run].status
+    else:
+        info = MlflowClient(tracking_uri=store.tracking_uri).get_run(run).info
+        found = (Path(info.artifact_uri.removeprefix("file://")) / "page.html").read_text(encoding="utf-8")
+        status = info.status
+    assert (found, status) == ("again é", "FINISHED")
+    with pytest.raises(UsageError, match="2025-07-02 has no run"):
+        store.attach("2025-07-02", "page.html", "text")
 
 
 def test_a_changed_parameter_does_not_stop_a_retry(store):

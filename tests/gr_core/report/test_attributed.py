@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gr_core.report.attributed import advice_rows, figure_rows, render_attribution, split_rows
+from gr_core.report.attributed import PARTS, advice_rows, figure_rows, render_attribution, split_rows
+from gr_core.train import attribution
 
 
 def measured(forward: float, tokens_per_second: float) -> dict[str, Any]:
@@ -25,6 +26,11 @@ def test_the_split_is_milliseconds_a_step_and_shares_of_its_wall_time() -> None:
     assert rows["forward"] == ("250.00", "50.0%")
     assert rows["other"] == ("50.00", "10.0%")
     assert len(rows) == 6
+
+
+def test_the_parts_are_those_that_training_measures() -> None:
+    """The report names them itself, since training's own list comes with torch."""
+    assert attribution.PARTS == PARTS
 
 
 def test_figures_and_advice_are_rows_of_text() -> None:
