@@ -121,7 +121,7 @@ def test_the_model_is_safetensors_and_json(home, registered):
     suffixes = {path.suffix for path in files}
     requirements = next(path for path in files if path.name == "requirements.txt").read_text().split()
 
-    assert suffixes <= {".safetensors", ".json", ".arrow", ".py", ".txt", ".yaml", ""}
+    assert suffixes <= {".safetensors", ".json", ".arrow", ".py", ".txt", ".yaml", ".html", ""}
     assert {"input_example.json", "manifest.json", "MLmodel"} <= {path.name for path in files}
     assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
 
