@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flows import options
 from gr_core.config import Config
 from gr_core.lake.lock import running_night
 
 
-def attribute(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+def attribute(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Measure steps; returns the object of example 7."""
     from gr_core.stages import attributing
 
@@ -20,15 +21,26 @@ def attribute(options: argparse.Namespace, settings: Config, home: str) -> tuple
     value = attributing.attribute(
         settings,
         home,
-        steps=options.steps if options.steps is not None else attributing.STEPS,
-        baseline=options.baseline,
-        trace=options.trace,
+        steps=asked.steps if asked.steps is not None else attributing.STEPS,
+        baseline=asked.baseline,
+        trace=asked.trace,
     )
     return value, 0
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the command's own options."""
+def shown(value: dict[str, Any]) -> Any:
+    """Return the tables and the chart that a person looks at."""
+    from gr_core.report.attributed import render_attribution
+
+    return render_attribution(value)
+
+
+def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParser) -> None:
+    """Add the command and its options to those of `daybreak`; `common` are the options that all commands take."""
+    command = commands.add_parser(
+        "attribute", parents=[common], allow_abbrev=False, help="where training's time goes, on the newest night's pack"
+    )
+    command.set_defaults(run=attribute, show=shown)
     command.add_argument("--steps", type=int, metavar="N", help="steps to measure (default: 20)")
     command.add_argument("--baseline", action="store_true", help="measure the naive settings beside it")
     command.add_argument("--trace", type=Path, metavar="FILE", help="record two steps for chrome://tracing")

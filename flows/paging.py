@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from datetime import date
 from typing import Any
 
+from flows import options
 from gr_core.config import Config
 from gr_core.lake import store
 
 
-def page(options: argparse.Namespace, _settings: Config, home: str) -> tuple[dict[str, Any], int]:
+def page(asked: argparse.Namespace, _settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Write the page; returns {"date", "page"}: the night and where its page lies."""
     from gr_core.stages import paging
 
-    return paging.write(home, options.date.isoformat() if options.date else None), 0
+    return paging.write(home, asked.date.isoformat() if asked.date else None), 0
 
 
-def add_command(
-    commands: argparse._SubParsersAction[Any], common: argparse.ArgumentParser, day: Callable[[str], date]
-) -> None:
-    """Add the command and its option.
-
-    Args:
-        commands: Where commands are added.
-        common: The options that all commands take.
-        day: Reads a lake day.
-    """
+def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParser) -> None:
+    """Add the command and its option to those of `daybreak`; `common` are the options that all commands take."""
     sheet = commands.add_parser(
         "page", parents=[common], allow_abbrev=False, help="write a night's page again, one HTML file"
     )
-    sheet.add_argument("--date", type=day, help="the night's lake day (default: the newest night)")
-    sheet.set_defaults(run=page)
+    sheet.add_argument("--date", type=options.day, help="the night's lake day (default: the newest night)")
+    sheet.set_defaults(run=page, show=told)
 
 
 def told(value: dict[str, Any]) -> str:

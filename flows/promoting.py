@@ -4,57 +4,57 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from typing import Any
 
+from flows import options
 from gr_core.config import Config
 
 
-def promote(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+def promote(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Make a version the champion; returns the object of example 7."""
     from gr_core.stages import moving
 
-    return moving.promote(settings, home, options.version, reason=options.reason, at_us=_now_us()), 0
+    return moving.promote(settings, home, asked.version, reason=asked.reason, at_us=_now_us()), 0
 
 
-def rollback(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+def rollback(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Go back to an earlier champion; returns the object of example 7."""
     from gr_core.stages import moving
 
-    return moving.rollback(settings, home, options.to, reason=options.reason, at_us=_now_us()), 0
+    return moving.rollback(settings, home, asked.to, reason=asked.reason, at_us=_now_us()), 0
 
 
-def compare(options: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
+def compare(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Compare two versions; returns the object of example 7."""
     from gr_core.stages import comparing
 
-    return comparing.compare(settings, home, options.a, options.b), 0
+    return comparing.compare(settings, home, asked.a, asked.b), 0
 
 
-def add_commands(
-    commands: argparse._SubParsersAction[Any], common: argparse.ArgumentParser, version: Callable[[str], int]
-) -> None:
-    """Add the commands and their options.
-
-    Args:
-        commands: Where commands are added.
-        common: The options that all commands take.
-        version: Reads a version's number.
-    """
+def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParser) -> None:
+    """Add the commands and their options to those of `daybreak`; `common` are the options that all commands take."""
     up = commands.add_parser("promote", parents=[common], allow_abbrev=False, help="make a version the champion")
-    up.add_argument("version", metavar="VERSION", type=version, help="number of a registered version")
-    up.set_defaults(run=promote)
+    up.add_argument("version", metavar="VERSION", type=options.version, help="number of a registered version")
+    up.set_defaults(run=promote, show=told)
 
     back = commands.add_parser("rollback", parents=[common], allow_abbrev=False, help="go back to an earlier champion")
-    back.add_argument("--to", metavar="VERSION", type=version, help="which one (default: the one before the champion)")
-    back.set_defaults(run=rollback)
+    back.add_argument(
+        "--to", metavar="VERSION", type=options.version, help="which one (default: the one before the champion)"
+    )
+    back.set_defaults(run=rollback, show=told)
     for command in (up, back):
         command.add_argument("--reason", required=True, help="why, for those who read the status later")
 
     two = commands.add_parser("compare", parents=[common], allow_abbrev=False, help="two versions beside each other")
-    two.add_argument("a", metavar="A", type=version, help="number of a registered version")
-    two.add_argument("b", metavar="B", type=version, help="number of another one; differences are B - A")
-    two.set_defaults(run=compare)
+    two.add_argument("a", metavar="A", type=options.version, help="number of a registered version")
+    two.add_argument("b", metavar="B", type=options.version, help="number of another one; differences are B - A")
+    two.set_defaults(run=compare, show=_compared)
+
+
+def _compared(value: dict[str, Any]) -> Any:
+    from gr_core.report.compared import render_comparison
+
+    return render_comparison(value)
 
 
 def told(value: dict[str, Any]) -> str:
