@@ -53,6 +53,9 @@ class BucketedAUC:
         high: Right edge of the last bin.
         num_cohorts: C; counts of (cohort, action) are row `cohort * A + action`, so one cohort's are [A, ...].
         impl: See `kernels.choice.choose`.
+
+    Raises:
+        ValueError: Fewer than one action, bin or cohort, or edges that do not rise.
     """
 
     def __init__(
@@ -66,6 +69,11 @@ class BucketedAUC:
         num_cohorts: int = 1,
         impl: Impl = "auto",
     ) -> None:
+        if min(num_actions, num_bins, num_cohorts) < 1 or not low < high:
+            raise ValueError(
+                f"need at least one action, bin and cohort, and low < high, got {num_actions} actions, {num_bins} bins over "
+                f"[{low}, {high}), {num_cohorts} cohorts"
+            )
         self.num_bins, self.low, self.high = num_bins, low, high
         self.num_actions, self.num_cohorts, self._impl = num_actions, num_cohorts, impl
         self.positives_AB = torch.zeros(num_cohorts * num_actions, num_bins, dtype=torch.int64, device=device)

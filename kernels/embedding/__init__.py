@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.choice import Impl, choose
-from kernels.embedding.checks import check_kernel, check_seed
+from kernels.embedding.checks import check_kernel, check_rows, check_seed
 from kernels.embedding.fused import FusedLookup, rowwise_adagrad_rows
 from kernels.embedding.layout import Layout
 from kernels.embedding.reference import merge_ids_reference, rowwise_adagrad_reference
@@ -56,13 +56,14 @@ def fused_lookup(values_UD: Tensor, place_BF: Tensor, *, impl: Impl = "auto") ->
         impl: See `kernels.choice.choose`.
 
     Raises:
-        ValueError: Shapes that do not belong together, or a width or dtype that Triton's kernel does not take.
+        ValueError: Shapes that do not belong together, places that are not among the rows, or a width or dtype that Triton's kernel does not take.
         RuntimeError: Triton cannot run there.
     """
     if values_UD.dim() != 2 or place_BF.dim() != 2:
         raise ValueError(f"need values [U, D] and places [B, F], got {values_UD.shape} and {place_BF.shape}")
     if place_BF.numel() == 0:
         return values_UD.new_zeros(place_BF.shape[0], values_UD.shape[1])
+    check_rows("places", place_BF, len(values_UD))
     if choose("embedding", impl, values_UD) == "triton":
         from kernels.embedding import triton_op
 
@@ -77,16 +78,20 @@ def merge_gradients(parts: Sequence[tuple[Tensor, Tensor]], *, impl: Impl = "aut
     """Merge the (rows [U], gradients [U, D]) of several micro-batches into one gradient a row.
 
     Args:
-        parts: At least one pair; within a pair rows are distinct.
+        parts: At least one pair; within a pair rows are distinct, from 0 (not checked on CUDA).
         impl: See `kernels.choice.choose`.
 
     Returns:
         Distinct rows ascending, and the sum of their gradients, added part after part.
 
     Raises:
-        ValueError: A width or dtype that Triton's kernel does not take.
+        ValueError: No pair, rows below 0, or a width or dtype that Triton's kernel does not take.
         RuntimeError: Triton cannot run there.
     """
+    if not parts:
+        raise ValueError("there is nothing to merge: no pair of rows and gradients")
+    for rows, _ in parts:
+        check_rows("rows", rows, _NO_LIMIT)
     if len(parts) == 1:
         return parts[0]
     rows_M = torch.cat([rows for rows, _ in parts])
@@ -138,6 +143,7 @@ def rowwise_adagrad(
             f"the accumulator {tuple(accumulator_R.shape)} must have one entry a row"
         )
     check_seed(seed, weight_RD)
+    check_rows("rows", rows_U, len(weight_RD))
     if choose("embedding", impl, weight_RD) == "triton":
         from kernels.embedding import triton_op
 

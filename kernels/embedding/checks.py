@@ -1,4 +1,4 @@
-"""What the embedding functions check before they start: shapes and dtypes, never values, which lie on the device."""
+"""What the embedding functions check before they start: shapes and dtypes; values on the CPU alone, never on a device."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def check_kernel(*tensors: Tensor, state: Tensor | None = None, parts: int = 1) 
             f"the Triton kernel of rowwise Adagrad needs a contiguous weight and a contiguous fp32 accumulator, got strides "
             f"{tensors[0].stride()} and {state.stride()}, accumulator {state.dtype}"
         )
+
+
+def check_rows(name: str, rows: Tensor, limit: int) -> None:
+    """Raise ValueError where rows are not int64, or on the CPU, outside a compiled graph, not all in [0, limit)."""
+    if rows.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {rows.dtype}")
+    if rows.device.type != "cpu" or torch.compiler.is_compiling() or not rows.numel():
+        return  # a check on a device would wait for it
+    low, high = (int(end) for end in rows.aminmax())
+    if low < 0 or high >= limit:
+        raise ValueError(f"{name} must be in [0, {limit}), got {low} to {high}")
 
 
 def check_seed(seed: int | None, weight_RD: Tensor) -> None:

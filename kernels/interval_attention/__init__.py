@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.choice import Impl, choose
@@ -32,8 +33,8 @@ def interval_attention(
         k_THK: Keys, [T, H, K], q's dtype.
         v_THK: Values, [T, H, K], q's dtype.
         lo_N: First key of each query, [N], int, from 0.
-        hi_N: One past the last key of each query, [N], int, at most T; none of the three is checked, and what lies outside
-            the keys makes the kernels' results wrong.
+        hi_N: One past the last key of each query, [N], int, at most T. The three are checked on the CPU alone: a check on
+            a device would wait for it. There, what lies outside the keys makes the kernels' results wrong.
         itself_N: The query's own place among the keys, [N], int, in [0, T).
         weighting: Time decay, or HSTU's pointwise weights; None: softmax.
         impl: "reference", "triton", or "auto": Triton on CUDA, the reference elsewhere.
@@ -45,14 +46,17 @@ def interval_attention(
         ValueError: Shapes that do not belong together (both are in the message), or what the kernels do not take.
         RuntimeError: Triton cannot run where the tensors are; see `kernels.choice`.
     """
-    if k_THK.shape != v_THK.shape or q_NHK.shape[1:] != k_THK.shape[1:]:
+    if k_THK.shape != v_THK.shape or q_NHK.shape[1:] != k_THK.shape[1:] or q_NHK.dim() != 3 or not q_NHK.shape[2]:
         raise ValueError(
-            f"q, k and v must share heads and head dim, and k and v all of their shape, got q {tuple(q_NHK.shape)}, "
+            f"q, k and v must be [N, H, K], [T, H, K] and [T, H, K], with K from 1, got q {tuple(q_NHK.shape)}, "
             f"k {tuple(k_THK.shape)}, v {tuple(v_THK.shape)}"
         )
-    for name, index in (("lo", lo_N), ("hi", hi_N), ("itself", itself_N)):
-        if index.shape != q_NHK.shape[:1]:
-            raise ValueError(f"{name} must have one entry a query, got {tuple(index.shape)} for {tuple(q_NHK.shape)}")
+    for name, index_N, largest in (
+        ("lo", lo_N, None),
+        ("hi", hi_N, len(k_THK)),
+        ("itself", itself_N, len(k_THK) - 1),
+    ):
+        _check_index(name, index_N, q_NHK, largest)
     if weighting is not None:
         _check_weighting(weighting, q_NHK, k_THK)
     if choose("interval_attention", impl, q_NHK) == "triton":
@@ -65,6 +69,20 @@ def interval_attention(
     return interval_attention_reference(q_NHK, k_THK, v_THK, lo_N, hi_N, itself_N, bias=bias, divisor=divisor)
 
 
+def _check_index(name: str, index_N: Tensor, q_NHK: Tensor, largest: int | None) -> None:
+    """Refuse other shapes and dtypes, and on the CPU, outside a compiled graph, numbers below 0 or above the largest."""
+    if index_N.shape != q_NHK.shape[:1] or index_N.is_floating_point() or index_N.dtype == torch.bool:
+        raise ValueError(
+            f"{name} must be one int a query, got {tuple(index_N.shape)} of {index_N.dtype} for q {tuple(q_NHK.shape)}"
+        )
+    if index_N.device.type != "cpu" or torch.compiler.is_compiling() or not len(index_N):
+        return
+    low, high = (int(end) for end in index_N.aminmax())
+    if low < 0 or (largest is not None and high > largest):
+        above = "" if largest is None else f" to {largest}"
+        raise ValueError(f"{name} must be from 0{above}, got {low} to {high}")
+
+
 def _check_weighting(weighting: Decay | Silu, q_NHK: Tensor, k_THK: Tensor) -> None:
     lines = {"query_time": (weighting.query_time, q_NHK), "key_time": (weighting.key_time, k_THK)}
     if isinstance(weighting, Silu):
@@ -73,10 +91,15 @@ def _check_weighting(weighting: Decay | Silu, q_NHK: Tensor, k_THK: Tensor) -> N
             "key_position": (weighting.key_position, k_THK),
         }
         for name, bias in (("position_bias", weighting.position_bias), ("time_bias", weighting.time_bias)):
-            if bias.shape != (NUM_BUCKETS, q_NHK.shape[1]):
+            if bias.shape != (NUM_BUCKETS, q_NHK.shape[1]) or bias.dtype not in (torch.float32, torch.float64):
                 raise ValueError(
-                    f"{name} must be [{NUM_BUCKETS}, heads], got {tuple(bias.shape)} for {tuple(q_NHK.shape)}"
+                    f"{name} must be [{NUM_BUCKETS}, heads] of fp32, in which its gradient adds up, got "
+                    f"{tuple(bias.shape)} of {bias.dtype} for q {tuple(q_NHK.shape)}"
                 )
+        if not weighting.divisor > 0:
+            raise ValueError(f"divisor must be above 0, got {weighting.divisor}")
+    elif not weighting.half_life_us > 0:
+        raise ValueError(f"half_life_us must be above 0, got {weighting.half_life_us}")
     for name, (line, of) in lines.items():
         if line.shape != of.shape[:1]:
             raise ValueError(f"{name} must have one entry a row, got {tuple(line.shape)} for {tuple(of.shape)}")

@@ -81,6 +81,9 @@ def test_shapes_that_do_not_fit_are_named():
     """The three shapes are in the message."""
     with pytest.raises(ValueError, match=r"\[N, 2\]"):
         BucketedAUC(2).update(LOGITS, LABELS, KNOWN)
+    for wrong in ({"num_actions": 0}, {"num_bins": 0}, {"num_cohorts": 0}, {"low": 1.0, "high": 1.0}):
+        with pytest.raises(ValueError, match="at least one action, bin and cohort"):
+            BucketedAUC(**{"num_actions": 1} | wrong)
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])

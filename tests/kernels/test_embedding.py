@@ -100,3 +100,21 @@ def test_shapes_that_do_not_fit_are_named():
         fused_lookup(torch.zeros(3), torch.zeros(1, 1).long())
     with pytest.raises(ValueError, match="one entry a row"):
         rowwise_adagrad(torch.zeros(3, 2), torch.zeros(2), torch.tensor([0]), torch.zeros(1, 2), learning_rate=1.0)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_rows_that_are_not_there_are_refused(impl):
+    """On the CPU a place beyond the rows, one below 0 and other dtypes are named before anything is read or written."""
+    rows, weight = torch.zeros(1, 2), torch.zeros(3, 2)
+    for place in (-1, 1):
+        with pytest.raises(ValueError, match=rf"places must be in \[0, 1\), got {place}"):
+            fused_lookup(rows, torch.tensor([[place]]), impl=impl)
+    with pytest.raises(ValueError, match="places must be int64"):
+        fused_lookup(rows, torch.zeros(1, 1, dtype=torch.int32), impl=impl)
+    for row in (-1, 3):
+        with pytest.raises(ValueError, match=rf"rows must be in \[0, 3\), got {row}"):
+            rowwise_adagrad(weight, torch.zeros(3), torch.tensor([row]), rows, learning_rate=1.0, impl=impl)
+    with pytest.raises(ValueError, match="rows must be in"):
+        merge_gradients([(torch.tensor([-1]), rows), (torch.tensor([1]), rows)], impl=impl)
+    with pytest.raises(ValueError, match="nothing to merge"):
+        merge_gradients([], impl=impl)

@@ -75,7 +75,7 @@ def test_shapes_that_do_not_fit_are_named():
     q, hi = torch.zeros(3, 2, 4), torch.zeros(3).long()
     with pytest.raises(ValueError, match=r"q \(3, 2, 4\).*k \(3, 1, 4\)"):
         interval_attention(q, q[:, :1], q[:, :1], hi, hi, hi)
-    with pytest.raises(ValueError, match=r"lo must have one entry"):
+    with pytest.raises(ValueError, match=r"lo must be one int a query"):
         interval_attention(q, q, q, hi[:2], hi, hi)
     with pytest.raises(ValueError, match="impl"):
         interval_attention(q, q, q, hi, hi, hi, impl="cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gr_core.model.attention.plan import log_bucket as log_bucket_numpy
-from kernels.interval_attention import Silu, interval_attention
+from kernels.choice import Impl
+from kernels.interval_attention import Decay, Silu, interval_attention
 from kernels.interval_attention.triton_op import _LARGEST_STRIDE, _check, launched
 from kernels.interval_attention.weighting import log_bucket
 
@@ -71,6 +73,31 @@ def test_what_the_kernels_do_not_take_is_refused(q: Tensor, k: Tensor, message: 
     """By name, before anything is launched."""
     with pytest.raises(ValueError, match=message):
         _check(q, k, k)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lo": torch.tensor([-1, 0])}, "lo must be from 0, got -1 to 0"),
+        ({"hi": torch.tensor([0, 4])}, "hi must be from 0 to 3, got 0 to 4"),
+        ({"itself": torch.tensor([0, 3])}, "itself must be from 0 to 2, got 0 to 3"),
+        ({"lo": torch.zeros(2)}, "one int a query"),
+        ({"hi": torch.zeros(3).long()}, "one int a query"),
+        ({"q": torch.zeros(2, 16)}, r"\[N, H, K\]"),
+        ({"q": torch.zeros(2, 1, 0), "k": torch.zeros(3, 1, 0)}, "K from 1"),
+        ({"half_life_us": 0.0}, "half_life_us must be above 0"),
+    ],
+    ids=["lo", "hi", "itself", "float", "too many", "two-dimensional", "no head dim", "half-life 0"],
+)
+def test_what_would_be_silently_wrong_is_refused(impl: Impl, changed: dict[str, Any], message: str) -> None:
+    """On the CPU intervals that leave the keys, and anywhere shapes and half-lives that make no sense."""
+    zero = torch.zeros(2).long()
+    given = {"q": torch.zeros(2, 1, 16), "k": torch.zeros(3, 1, 16), "lo": zero, "hi": zero, "itself": zero} | changed
+    decay = Decay(query_time=zero, key_time=torch.zeros(3).long(), half_life_us=given.get("half_life_us", 1.0))
+    tensors = (given["q"], given["k"], given["k"], given["lo"], given["hi"], given["itself"])
+    with pytest.raises(ValueError, match=message):
+        interval_attention(*tensors, weighting=decay, impl=impl)
 
 
 def test_rows_behind_two_to_the_31_entries_are_found() -> None:
