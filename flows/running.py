@@ -23,11 +23,19 @@ def nightly(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dic
         if asked.next < 1 or asked.date or asked.parent or asked.force:
             raise UsageError("--next takes a number from 1 on, and no --date, --parent or --force", where="next")
         return _next_nights(asked, settings, home)
-    day = asked.date or datetime.now(ZoneInfo(settings.lake.zone)).date() - timedelta(days=1)
-    status = _one_night(asked, settings, home, day)
+    status = _one_night(asked, settings, home, asked.date or _usual_day(settings, home))
     if "forced" in status:
         return status, options.DONE if status["forced"]["equal"] else options.FAILED
     return status, options.exit_status(status)
+
+
+def _usual_day(settings: Config, home: str) -> Date:
+    """Return yesterday in the lake's zone; of an embedded world, whose days are no calendar's, the next."""
+    if settings.source.world is None:
+        return datetime.now(ZoneInfo(settings.lake.zone)).date() - timedelta(days=1)
+    from gr_core.stages import outcome
+
+    return outcome.next_day(settings, home)
 
 
 def _one_night(asked: argparse.Namespace, settings: Config, home: str, day: Date) -> dict[str, Any]:
@@ -106,7 +114,11 @@ def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParse
     night = commands.add_parser(
         "nightly", parents=[common], allow_abbrev=False, help="one night: raw events to a gated model"
     )
-    night.add_argument("--date", type=options.day, help="lake day YYYY-MM-DD (default: yesterday in the lake's zone)")
+    night.add_argument(
+        "--date",
+        type=options.day,
+        help="lake day YYYY-MM-DD (default: yesterday in the lake's zone; of an embedded world its next)",
+    )
     night.add_argument("--next", type=int, metavar="N", help="the next N days after the newest night")
     night.add_argument(
         "--parent", type=options.version, metavar="V", help="start from this version, as a separate attempt"

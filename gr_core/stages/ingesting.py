@@ -14,6 +14,7 @@ from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import bound_nights_ago, finished_bounds
 from gr_core.night import Night, resolve_root, run_stage
+from gr_core.stages.budgeting import check_budget
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ def check_supported(config: Config) -> None:
         from gr_core.train.compute import check_kernels
 
         check_kernels(config.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    check_budget(config)
     if config.train.compile != "off":
         import torch
 

@@ -69,7 +69,7 @@ def check_kernels(train: TrainConfig, device: torch.device) -> None:
         choose("training", train.kernels, torch.empty(0, device=device))
     except RuntimeError as error:
         raise ConfigError(
-            f"train.kernels = {train.kernels!r} cannot be met: {error}; set train.kernels = 'reference'",
+            f"train.kernels = {train.kernels!r} cannot be met: {error} (in the config: train.kernels = 'reference')",
             where="train.kernels",
         ) from error
 

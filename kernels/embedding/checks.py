@@ -39,8 +39,9 @@ def check_rows(name: str, rows: Tensor, limit: int) -> None:
     """Raise ValueError where rows are not int64, or on the CPU, outside a compiled graph, not all in [0, limit)."""
     if rows.dtype != torch.int64:
         raise ValueError(f"{name} must be int64, got {rows.dtype}")
-    if rows.device.type != "cpu" or torch.compiler.is_compiling() or not rows.numel():
-        return  # a check on a device would wait for it
+    known = type(rows) is Tensor and rows.device.type == "cpu"  # a fake one has no values, a device would be waited for
+    if not known or torch.compiler.is_compiling() or not rows.numel():
+        return
     low, high = (int(end) for end in rows.aminmax())
     if low < 0 or high >= limit:
         raise ValueError(f"{name} must be in [0, {limit}), got {low} to {high}")

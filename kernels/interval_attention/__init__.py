@@ -75,7 +75,8 @@ def _check_index(name: str, index_N: Tensor, q_NHK: Tensor, largest: int | None)
         raise ValueError(
             f"{name} must be one int a query, got {tuple(index_N.shape)} of {index_N.dtype} for q {tuple(q_NHK.shape)}"
         )
-    if index_N.device.type != "cpu" or torch.compiler.is_compiling() or not len(index_N):
+    known = type(index_N) is Tensor and index_N.device.type == "cpu"  # a fake one has no values
+    if not known or torch.compiler.is_compiling() or not len(index_N):
         return
     low, high = (int(end) for end in index_N.aminmax())
     if low < 0 or (largest is not None and high > largest):

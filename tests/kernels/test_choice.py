@@ -42,7 +42,9 @@ def test_triton_where_it_cannot_run_is_refused_by_key(monkeypatch: pytest.Monkey
     """Not interpreted on the CPU: the message says why and what to set, and nothing changes."""
     monkeypatch.setattr(choice, "INTERPRETED", False)
 
-    with pytest.raises(ConfigError, match=r"train\.kernels = 'triton' cannot be met: .*are on cpu.*set train\.kernels"):
+    with pytest.raises(
+        ConfigError, match=r"train\.kernels = 'triton' cannot be met: .*are on cpu.*train\.kernels = 'reference'"
+    ):
         check_kernels(TrainConfig(kernels="triton"), CPU)
     assert choice.choose("op", "auto", torch.empty(0)) == "reference"
 

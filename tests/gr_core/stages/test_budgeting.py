@@ -45,12 +45,13 @@ def test_a_night_trains_with_the_budget_that_fits(tmp_path: Path) -> None:
     assert state["config"]["train"]["precision"] == "bf16"
 
 
-def test_a_memory_that_holds_no_segment_stops_the_night_before_training(tmp_path: Path) -> None:
-    """The pack stage names the key and the smallest memory that works."""
+def test_a_memory_that_holds_no_segment_stops_the_night_before_anything_is_written(tmp_path: Path) -> None:
+    """The night's preflight names the key and the smallest memory that works; there is no home yet."""
     config = fitted(tmp_path, {**FITTED, "num_threads = 1": "num_threads = 1\nmemory_gib = 0.1"})
 
     with pytest.raises(ConfigError, match=r"train\.memory_gib = 0\.1 holds no batch.*the smallest that works is 0\.7"):
-        run(config, tmp_path / "home", tiny.FIRST_DAY, stop_after="pack")
+        run(config, tmp_path / "home", tiny.FIRST_DAY, stop_after="ingest")
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize(
