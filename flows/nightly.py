@@ -26,6 +26,7 @@ from gr_core.night import Night, night_key, open_night
 from gr_core.stages import aliases, ingesting, judging, outcome, sequencing, tidying
 from tasks.artifacts import publish_night
 from tasks.attribution import publish_training
+from tasks.beside import judge_beside
 from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -124,25 +125,39 @@ def run_night(
     return outcome.finished(home, night.key) or status
 
 
-def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
-    """Run the stages in order: buckets side by side, the parent's evaluation beside training."""
+def run_to_packs(night: Night, runner: Runner) -> dict[str, Any]:
+    """Run the stages up to packs, buckets side by side; what follows the sequences is left out where nothing is due."""
     ingested = ingest(night)
     every = list(range(night.settings.lake.num_buckets))
     with bucket_runner(runner) as map_buckets:
         buckets = map_buckets(build_bucket, unmapped(night), unmapped(ingested), every)
         results = {"ingest": ingested, "sequences": buckets}
         if not judging.any_due(buckets):
-            return judging.finish(night, results)
+            return results
         words = grow_vocabulary(night, buckets)
         encoded = map_buckets(encode_bucket, unmapped(night), buckets, unmapped(words), every)
     packs = _write_packs(night, ingested, buckets, encoded, words)
+    return results | {"vocabulary": words, "encode": encoded, "packs": packs}
+
+
+def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
+    """Run the stages in order, the parent's evaluation beside training; an experiment is judged by nobody's gate."""
+    made = run_to_packs(night, runner)
+    ingested, buckets = made["ingest"], made["sequences"]
+    results = {"ingest": ingested, "sequences": buckets}
+    if "packs" not in made:
+        return judging.finish(night, results)
+    words, encoded, packs = made["vocabulary"], made["encode"], made["packs"]
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
     wait([training, evaluation])
     trained, evaluated = training.result(), evaluation.result()
     publish_training(night.key, trained)
     version = register(night, ingested, trained, evaluated, words)
-    decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
+    if night.experiment is None:
+        decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
+    else:
+        decision = judge_beside(night, version, trained, packs["holdout"], words)
     results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated}
     return judging.finish(night, results | {"register": version, "gate": decision})
 

@@ -20,8 +20,10 @@ from gr_core.lake.lock import running_night
 def nightly(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Run one night, or the next few; returns the object of example 7."""
     if asked.next is not None:
-        if asked.next < 1 or asked.date or asked.parent or asked.force:
-            raise UsageError("--next takes a number from 1 on, and no --date, --parent or --force", where="next")
+        if asked.next < 1 or asked.date or asked.parent or asked.force or asked.experiment:
+            raise UsageError(
+                "--next takes a number from 1 on, and no --date, --parent, --force or --experiment", where="next"
+            )
         return _next_nights(asked, settings, home)
     status = _one_night(asked, settings, home, asked.date or _usual_day(settings, home))
     if "forced" in status:
@@ -43,7 +45,9 @@ def _one_night(asked: argparse.Namespace, settings: Config, home: str, day: Date
     from gr_core.night import night_key
     from gr_core.stages import ingesting, outcome
 
-    key = night_key(day, asked.parent)
+    key = night_key(day, asked.parent, asked.experiment)
+    if asked.experiment is not None:
+        _check_experiment(asked, settings, home, key)
     done = outcome.finished(home, key)
     if done is not None and asked.force is None:
         sys.stderr.write(f"night {key} is finished ({done['state']}, {done['gate']}); nothing to do\n")
@@ -56,9 +60,23 @@ def _one_night(asked: argparse.Namespace, settings: Config, home: str, day: Date
     if running_night(home, watch=True) == key:
         sys.stderr.write(f"night {key} is already running; this start ends\n")
         return {"date": key, "state": "running", "reasons": [f"night {key} is already running; this start ends"]}
-    if done is None:
+    if done is None and not (asked.experiment and outcome.opened(home, night_key(day, asked.parent))):
         ingesting.preflight(settings, home, day)
     prepare(home)
+    if asked.experiment is not None:
+        from flows.experiment import experiment
+
+        return dict(
+            experiment(
+                name=asked.experiment,
+                date=day,
+                overrides=asked.set,
+                config=asked.config,
+                parent=asked.parent,
+                home=home,
+                runner=asked.runner,
+            )
+        )
     from flows.nightly import nightly as flow
 
     result: Any = flow(
@@ -71,6 +89,16 @@ def _one_night(asked: argparse.Namespace, settings: Config, home: str, day: Date
         runner=asked.runner,
     )
     return dict(result)
+
+
+def _check_experiment(asked: argparse.Namespace, settings: Config, home: str, key: str) -> None:
+    """Refuse what an experiment cannot be, before Prefect starts."""
+    from gr_core import experiments
+
+    if asked.force is not None:
+        raise UsageError("--experiment takes no --force; give the experiment another name", where="force")
+    experiments.check_name(asked.experiment)
+    experiments.refuse_other_settings(settings, home, key)
 
 
 def prepare(home: str) -> None:
@@ -128,6 +156,11 @@ def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParse
         metavar="STAGE",
         choices=("sequences", "pack", "train", "evaluate"),
         help="repeat a stage of a finished night and compare digests",
+    )
+    night.add_argument(
+        "--experiment",
+        metavar="NAME",
+        help="another config (--set) on the night's data, beside it and without effect on it",
     )
     options.add_runner(night)
     night.set_defaults(run=nightly, names_home=True)

@@ -21,7 +21,7 @@ from gr_core.errors import BoundError, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
-from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights
+from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights, versions
 from gr_core.lake.lineage import Lineage
 from gr_core.refs import Bound, Ref, day_end_us, iso
 
@@ -35,11 +35,13 @@ STAGE_FORMAT = {
     "pack": 2,
     "train": 2,
     "evaluate": 2,
-    "register": 1,
+    "register": 2,
     "gate": 2,
 }
 """Raised by hand when a stage's output changes; the git revision is never compared."""
 
+SHARED = ("sequences", "vocabulary", "encode", "pack", "evaluate")
+"""Stages whose output an experiment takes from its night, where it would make the same."""
 STAGE_NOTE = "stage "  # an error that leaves a stage carries this note with the stage's name
 FORCEABLE = ("sequences", "pack", "train", "evaluate")
 
@@ -81,6 +83,10 @@ class Night(Ref):
     """A stage that is repeated although its manifest is there."""
     finished: bool = False
     """The night is immutable: a forced stage writes beside its result."""
+    experiment: str | None = None
+    """Name of the experiment that this is; None: a night."""
+    beside: str | None = None
+    """Key of the night that an experiment is set beside: it has that night's pins, ingestion, and outputs of SHARED."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Night:
@@ -147,6 +153,7 @@ def open_night(
     mode: str = "nightly",
     parent_version: int | None = None,
     force: str | None = None,
+    prepared_by: str | None = None,
 ) -> Night:
     """Pin a night, or take up the pins of its first attempt.
 
@@ -158,6 +165,8 @@ def open_night(
         mode: nightly or backfill.
         parent_version: Start from this registered version instead of the champion.
         force: A stage that is repeated.
+        prepared_by: Key of an experiment that needs the night's stages up to packs; until a start of its own the night
+            counts as not run.
 
     Returns:
         The pinned night. Nothing has been read from the source yet.
@@ -191,6 +200,7 @@ def open_night(
         )
         _check_parent(config, night, entries)
         payload = {**night.to_json(), "fingerprint": config.fingerprint()}
+        payload |= {"prepared_by": prepared_by} if prepared_by else {}
         expect = entries[-1].seq if entries else 0
         try:
             journal.append("opened", key, payload, at_us=at_us, expect=expect)
@@ -209,7 +219,7 @@ def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at
     opened = {k: v for k, v in record.opened.items() if k in Night.__slots__}
     pinned = Night.from_json({**opened, "parent": record.pinned_parent})
     night = replace(pinned, home=home, config=config.resolved(), at_us=at_us, force=force)
-    night = replace(night, attempt=len(record.attempts) + 1)
+    night = replace(night, attempt=record.num_attempts + 1)
     if record.is_finished:
         return replace(night, finished=True)
     difference = config_difference(pinned.config, night.config)
@@ -240,6 +250,13 @@ def _parent(entries: list[Entry], version: int | None) -> Parent | None:
         wanted = chosen.version
     elif wanted in Lineage.of(entries).tainted:
         raise _tainted(wanted)
+    made = versions(entries).get(wanted)
+    if made is not None and made.experiment is not None:
+        raise UsageError(
+            f"--parent {wanted} is of experiment {made.experiment}, and no night starts from an experiment; run a night "
+            "with the experiment's settings instead",
+            where="parent",
+        )
     return _registered(entries, wanted)
 
 
@@ -342,14 +359,16 @@ def run_stage(
     """
     wanted = stage_fingerprint(name, identity)
     uri = night.uri(name, "manifests", f"{name}{'-' if part else ''}{part}.json")
-    manifest = _manifest(uri) if night.force != name else None
-    if night.finished and night.force != name:
-        if manifest is None:
-            raise UsageError(_nothing_to_repeat(night, name), where=name)
-        return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
-    if manifest is not None and manifest["fingerprint"] == wanted and intact(manifest["result"]):
-        logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
-        return {**manifest["result"], "fingerprint": wanted, "reused": True}
+    places = [uri] if night.force != name else []
+    if places and night.beside is not None and name in SHARED:
+        places.append(store.join(night.home, "nights", night.beside, "manifests", uri.rpartition("/")[2]))
+    stands = night.finished and night.force != name
+    for manifest in filter(None, map(_manifest, places)):
+        if stands or (manifest["fingerprint"] == wanted and intact(manifest["result"])):
+            logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
+            return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
+    if stands:
+        raise UsageError(_nothing_to_repeat(night, name), where=name)
     # The work replaces the output: the old manifest must not outlive it (a kill in between would pair them wrongly).
     store.remove(uri)
     started = time.perf_counter()

@@ -6,9 +6,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from gr_core import experiments
 from gr_core.config import load_config
 from gr_core.night import Night, open_night
-from gr_core.stages import gating, ingesting, judging, packing, sequencing, training
+from gr_core.stages import experimenting, gating, ingesting, judging, packing, sequencing, training
 
 STAGES = ("ingest", "sequences", "vocabulary", "encode", "pack", "train", "evaluate", "register", "gate", "finish")
 
@@ -27,7 +28,24 @@ def run(
     return night, done
 
 
-def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR0911 -- one return a stage
+def run_experiment(
+    config: Path, home: Path, day: date, name: str, *overrides: str, stop_after: str = "finish", at_us: int = 2
+) -> tuple[Night, dict[str, Any]]:
+    """Open and run an experiment up to a stage, its night's stages up to packs first, as the flow does."""
+    settings = load_config(config, list(overrides))
+    plain = load_config(config, experiments.night_overrides(list(overrides)))
+    night, own = experiments.open_experiment(settings, str(home), day, name, plain=plain, at_us=at_us)
+    done: dict[str, Any] = {}
+    if not night.finished:
+        for stage in STAGES[: STAGES.index("pack") + 1]:
+            done[stage] = _one(night, stage, done)
+    done = {}
+    for stage in STAGES[: STAGES.index(stop_after) + 1]:
+        done[stage] = _one(own, stage, done)
+    return own, done
+
+
+def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR0911, PLR0912 -- one return a stage
     match stage:
         case "ingest":
             return ingesting.ingest(night)
@@ -50,6 +68,8 @@ def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR091
             return judging.register(night, done["ingest"], done["train"], done["evaluate"], done["vocabulary"])
         case "gate":
             rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
+            if night.experiment is not None:
+                return experimenting.judge(night, done["register"], done["train"], *rest[:2])
             return gating.gate(night, done["register"], done["train"], *rest)
         case _:
             return judging.finish(night, {**done, "pack": [*done["encode"], *done["pack"].values()]})

@@ -60,6 +60,8 @@ class Opened(TypedDict):
     fingerprint: str  # of the resolved config
     seed: int
     experiment: NotRequired[str | None]
+    beside: NotRequired[str | None]  # key of the night that an experiment is set beside
+    prepared_by: NotRequired[str]  # key of the experiment that opened the night; its own first start is an attempt
     config: NotRequired[dict[str, Any]]  # resolved
 
 

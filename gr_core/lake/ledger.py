@@ -22,6 +22,8 @@ class NightRecord:
     date: str
     mode: str
     experiment: str | None = None
+    beside: str | None = None
+    """Key of the night that an experiment is set beside."""
     parent_version: int | None = None
     parent_checkpoint: str | None = None
     parent_watermark: Bound | None = None
@@ -62,9 +64,20 @@ class NightRecord:
         return self.finished_us is not None
 
     @property
+    def is_prepared(self) -> bool:
+        """Tell whether only an experiment has run the night's stages up to packs, and no start of its own came yet."""
+        return "prepared_by" in self.opened and len(self.attempts) == 1 and not self.is_finished
+
+    @property
+    def num_attempts(self) -> int:
+        """Starts of the night itself."""
+        return len(self.attempts) - ("prepared_by" in self.opened)
+
+    @property
     def is_main(self) -> bool:
         """Tell whether the night belongs to the main line: nightly or backfill, no experiment, no named parent."""
-        return self.experiment is None and self.mode in MAIN_MODES and self.key == self.date
+        own = self.experiment is None and not self.is_prepared
+        return own and self.mode in MAIN_MODES and self.key == self.date
 
     @property
     def opened(self) -> dict[str, Any]:
@@ -87,6 +100,8 @@ class Version:
     checkpoint: str
     watermark: Bound
     digest: str | None = None
+    experiment: str | None = None
+    """Name of the experiment that made it: it is never a parent, never a champion, and no alias points at it."""
 
     def as_parent(self) -> Parent:
         """Return the value of `Opened.parent` for a night that starts from this version."""
@@ -144,6 +159,7 @@ def _open(entry: Entry) -> NightRecord:
         date=payload["date"],
         mode=payload["mode"],
         experiment=payload.get("experiment"),
+        beside=payload.get("beside"),
         **_parent_fields(payload),
         cutoff_us=payload["cutoff_us"],
         seed=payload["seed"],
@@ -230,22 +246,29 @@ def _retraction_reasons(entry: Entry, owners: dict[int, str]) -> dict[str, str]:
 
 def versions(entries: Iterable[Entry]) -> dict[int, Version]:
     """Fold entries into the registered versions, keyed by number."""
-    dates: dict[str, str] = {}
+    opened: dict[str, dict[str, Any]] = {}
     found: dict[int, Version] = {}
     for entry in entries:
         if entry.kind == "opened":
-            dates.setdefault(entry.night, entry.payload["date"])
+            opened.setdefault(entry.night, entry.payload)
         elif entry.kind == "registered":
-            payload = entry.payload
+            payload, night = entry.payload, opened.get(entry.night, {})
             found[payload["version"]] = Version(
                 version=payload["version"],
                 night=entry.night,
-                date=dates.get(entry.night, entry.night),
+                date=night.get("date", entry.night),
                 checkpoint=payload["checkpoint"],
                 watermark=Bound.from_json(payload["watermark"]),
                 digest=payload.get("digest"),
+                experiment=night.get("experiment"),
             )
     return found
+
+
+def challenger(entries: Iterable[Entry]) -> int | None:
+    """Return the version of the newest night that registered one; experiments challenge nobody."""
+    made = versions(entries)
+    return next((number for number, one in reversed(made.items()) if one.experiment is None), None)
 
 
 def champions(entries: Sequence[Entry]) -> list[Champion]:

@@ -29,6 +29,8 @@ from gr_core.hashing import file_sha256, fingerprint
 from gr_core.lake import store
 from gr_core.registry import signature
 from gr_core.registry.base import ModelVersion, RunStatus, checkpoint_state, clean_metrics, repair_aliases
+from gr_core.registry.recorded import MAX_CHARACTERS as _MAX_VALUE
+from gr_core.registry.recorded import run_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,7 +42,6 @@ DATA = "checkpoint"
 # What a machine needs to serve; pinned to what trained, without local labels such as +cpu.
 REQUIREMENTS = ("mlflow", "torch", "numpy", "pyarrow", "safetensors", "pandas")
 _BATCH = 100
-_MAX_VALUE = 5000
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class MlflowStore:
 
     def start_night(self, night: str, *, params: Mapping[str, Any], tags: Mapping[str, Any]) -> str:
         """See ModelStore."""
-        run = self._one_run({"night": night, "kind": "night"}, name=night)
+        run = self._one_run({"night": night, "kind": "night"}, name=run_name(night))
         known = run.data.params
         wanted = {key: str(value)[:_MAX_VALUE] for key, value in params.items()}
         fresh = {key: value for key, value in wanted.items() if key not in known}
@@ -223,7 +224,7 @@ class MlflowStore:
         if found:
             return found[0].version
         self._make_model()
-        kept = {**{PREFIX + key: str(value) for key, value in tags.items()}, **wanted}
+        kept = {**{PREFIX + key: str(value)[:_MAX_VALUE] for key, value in tags.items()}, **wanted}
         model = self._client.create_logged_model(self._experiment, name="model", source_run_id=run, tags=kept)
         try:
             with tempfile.TemporaryDirectory() as folder:

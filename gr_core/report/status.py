@@ -65,7 +65,7 @@ def build_status(
         {"champion": {"version", "date", "age_days"} or null, "findings": [{"level", "where", "message"}],
         "nights": [`night_object`, by date]}; age_days is null where the champion's date is after today.
     """
-    records = [_seen(record, running) for record in nights(entries).values()]
+    records = [_seen(record, running) for record in nights(entries).values() if not record.is_prepared]
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
     age = None if best is None else _age(best, today)
@@ -134,7 +134,7 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
             for action in dict.fromkeys([*(_supervised(record) if supervised is None else supervised), *scored])
         },
         "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
-        "attempts": len(record.attempts),
+        "attempts": record.num_attempts,
     }
     if record.error is not None:
         value["reasons"].append(_trouble(record))

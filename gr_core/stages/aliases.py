@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from gr_core import environment
 from gr_core.config import Config
 from gr_core.lake import store
-from gr_core.lake.journal import Entry, Journal, champion, previous
+from gr_core.lake.journal import Entry, Journal, challenger, champion, previous
 
-MOVES = ("decided", "promoted", "rollback", "retracted")  # kinds of entries that may move the champion
+# kinds of entries that may move an alias
+MOVES = ("registered", "decided", "promoted", "rollback", "retracted")
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def repair(config: Config, home: str) -> None:
         home: URI of the home, whose lock is held.
     """
     entries = Journal(store.join(home, "lake", "journal")).entries()
-    newest = next((e.payload["version"] for e in reversed(entries) if e.kind == "registered"), None)
+    newest = challenger(entries)
     if newest is None:
         return
     from gr_core.registry.mlflow_store import MlflowStore  # costs a second, and only models have aliases
@@ -43,7 +44,7 @@ def repair(config: Config, home: str) -> None:
 
 
 def is_settled(entries: Sequence[Entry]) -> bool:
-    """Tell whether the aliases were set after the last entry that may have moved the champion.
+    """Tell whether the aliases were set after the last entry that may have moved one.
 
     A night that completes sets them last; after any other move a kill may have come before its aliases.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 from gr_core.config import AttentionConfig, Config, FeedConfig
 from gr_core.data import actions, checks, contract, due
+from gr_core.errors import FormatError
 from gr_core.lake import source, store, tombstones, userkey
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable
@@ -160,6 +161,8 @@ def ingest(night: Night) -> dict[str, Any]:
     Raises:
         DataContractError: A data check of level stop; nothing was committed.
     """
+    if night.beside is not None:
+        return _shared_ingestion(night)
     config = night.settings
     table = EventTable(night.table_uri, config)
     journal = night.journal
@@ -204,6 +207,20 @@ def ingest(night: Night) -> dict[str, Any]:
         }
         journal.append("ingested", night.key, payload, at_us=night.at_us)
     return result
+
+
+def _shared_ingestion(night: Night) -> dict[str, Any]:
+    """Return the ingestion of the night that an experiment is set beside: a day has one, and both read the same rows."""
+    uri = store.join(night.home, "nights", str(night.beside), "manifests", "ingest.json")
+    try:
+        manifest = store.read_json(uri)
+    except (FileNotFoundError, ValueError) as error:
+        raise FormatError(
+            f"night {night.beside} has no record of its ingestion, which experiment {night.experiment} reads; choose "
+            "another night",
+            where=uri,
+        ) from error
+    return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
 
 
 def _commit_history(night: Night, table: EventTable) -> Commit | None:

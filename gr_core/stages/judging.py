@@ -11,14 +11,17 @@ import numpy as np
 
 from gr_core import environment
 from gr_core.config import Config
+from gr_core.config_rules import trained_with
 from gr_core.errors import DaybreakError, FormatError, UsageError
 from gr_core.eval import metrics, progressive, scoring
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
-from gr_core.lake.journal import Entry, champion, nights, previous
+from gr_core.lake.journal import Entry, challenger, champion, nights, previous
 from gr_core.night import STAGE_NOTE, Night, run_stage
+from gr_core.registry import recorded
 from gr_core.registry.mlflow_store import MlflowStore
+from gr_core.revision import git_revision
 from gr_core.train.series import step_metrics
 
 logger = logging.getLogger(__name__)
@@ -122,7 +125,7 @@ def register(
         models.log_series(child, {one["step"]: metrics.metric_keys("holdout", one["holdout"]) for one in checkpoints})
         models.finish(child, "FINISHED")
         models.log(run, trained["metrics"] | progressive.progressive_keys(evaluated))
-        version = models.register(run, checkpoint, night=night.key, tags={"digest": trained["digest"]})
+        version = models.register(run, checkpoint, night=night.key, tags=_version_tags(night, ingested, trained))
         _refuse_reused_number(journal.entries(), version, trained["digest"])
         return {"version": version, "mlflow": models.link(run)}
 
@@ -185,11 +188,10 @@ def repair_aliases(night: Night, models: MlflowStore) -> None:
     """Set the registry's aliases to what the journal says; a version that the registry lost is left out, loudly."""
     entries = night.journal.entries()
     chosen, before = champion(entries), previous(entries)
-    newest = next((e.payload["version"] for e in reversed(entries) if e.kind == "registered"), None)
     wanted = {
         "champion": chosen.version if chosen else None,
         "previous": before.version if before else None,
-        "challenger": newest,
+        "challenger": challenger(entries),
     }
     for alias, version in wanted.items():
         try:
@@ -227,7 +229,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         "next_day": evaluated["next_day"],
         **({"next_day_errors": evaluated["next_day_errors"]} if evaluated.get("next_day_errors") else {}),
         "seconds": {name: _seconds(results.get(name)) for name in stages},
-        "attempts": len(record.attempts),
+        "attempts": record.num_attempts,
         **{key: trained[key] for key in ("checkpoints", "evaluation_trouble") if trained.get(key)},
         **({"bootstrap_rows": ingested["bootstrap"]} if ingested["bootstrap"] and night.parent is None else {}),
         **({"mlflow": results["register"]["mlflow"]} if decision else {}),
@@ -263,12 +265,26 @@ def _parameters(config: Config) -> dict[str, Any]:
     return {f"{name}.{key}": value for name, section in wanted.items() for key, value in section.items()}
 
 
+def _version_tags(night: Night, ingested: dict[str, Any], trained: dict[str, Any]) -> dict[str, str]:
+    parent = trained_with(night.journal.entries(), night.parent.version) if night.parent else None
+    return recorded.version_tags(
+        night=night.to_json(),
+        table_uri=night.table_uri,
+        bound=ingested["bound"],
+        trained=trained,
+        parent_config=parent,
+    )
+
+
 def _tags(night: Night, ingested: dict[str, Any]) -> dict[str, str]:
     bound = ingested["bound"]
     return {
         "date": night.date,
         "mode": night.mode,
         "parent": str(night.parent.version if night.parent else None),
+        **({"experiment": str(night.experiment), "beside": str(night.beside)} if night.experiment else {}),
+        **{f"git.{key}": value for key, value in git_revision().items()},
+        "config.fingerprint": fingerprint(night.config),
         "bound.commit": str(bound["commit"]),
         "bound.delta_version": str(bound["delta_version"]),
     }

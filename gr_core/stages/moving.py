@@ -111,6 +111,9 @@ def _usable(home: str, entries: Sequence[Entry], version: int, command: str) -> 
     if version not in known:
         there = ", ".join(map(str, sorted(known)[-_SHOWN:])) or "none"
         trouble, remedy = "is no registered version", f"the newest are {there}"
+    elif known[version].experiment is not None:
+        trouble = f"is of experiment {known[version].experiment}, which never moves an alias"
+        remedy = "run a night with the experiment's settings instead"
     elif version in lineage.tainted:
         trouble = "is tainted: it was trained on retracted rows, or descends from a version that was"
     elif best is not None and best.version == version:

@@ -41,7 +41,10 @@ def write(home: str, key: str | None = None) -> dict[str, str]:
             f"there is {which} in {home}; `daybreak status` lists the nights, --date YYYY-MM-DD names one", where="date"
         )
     folder = store.join(home, "nights", key)
-    page = collect(records[key], records.values(), _results(folder))
+    beside = records[key].beside
+    shared = _results(store.join(home, "nights", beside)) if beside is not None else {}
+    taken = {stage: result for stage, result in shared.items() if stage in ("ingest", "evaluate")}
+    page = collect(records[key], records.values(), taken | _results(folder))
     uri = store.join(folder, FILE)
     store.write_bytes(uri, render_page(page).encode("utf-8", "replace"))
     return {"date": key, "page": uri}

@@ -23,11 +23,15 @@ def kept_versions(entries: Iterable[Entry], rerun_days: int) -> list[int]:
         entries: The journal.
         rerun_days: Nights of so many days before the newest may be repeated.
     """
-    read = [record for record in nights(entries).values() if record.delta_version is not None]
+    records = nights(entries)
+    read = [record for record in records.values() if record.delta_version is not None]
     if not read:
         return []
     oldest = max(Date.fromisoformat(record.date) for record in read) - timedelta(days=rerun_days)
     needed = [r.delta_version for r in read if not r.is_finished or Date.fromisoformat(r.date) >= oldest]
+    # an unfinished experiment reads what its night read
+    besides = [r.beside for r in records.values() if r.beside is not None and not r.is_finished]
+    needed += [records[key].delta_version for key in besides if key in records]
     return sorted({version for version in needed if version is not None})
 
 

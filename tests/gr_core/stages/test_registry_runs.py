@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 
 import tests.tiny as tiny
+from gr_core.lake.journal import Journal, nights
 from gr_core.registry.mlflow_store import MlflowStore
+from gr_core.revision import git_revision
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -26,25 +30,85 @@ def runs_of(home: Path) -> dict[str, Any]:
     return {found.info.run_name: found for found in client.search_runs(experiments)}
 
 
+@pytest.fixture(scope="module")
+def two_nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path], list[dict[str, Any]]]:
+    """Run two nights from two working directories; returns the home, those and HOME, and what the nights did."""
+    folder = tmp_path_factory.mktemp("two")
+    config = tiny.make(folder, days=2)
+    home, places = folder / "home", [folder / name for name in ("one", "two", "user")]
+    done = []
+    with pytest.MonkeyPatch.context() as patch:
+        for place in places:
+            place.mkdir()
+        patch.setenv("HOME", str(places[2]))
+        for place, day, changed in zip(places, (DAY, NEXT), ((), ("train.dense_learning_rate=0.02",)), strict=False):
+            patch.chdir(place)
+            done.append(run(config, home, day, *changed)[1])
+    return home, places, done
+
+
 def test_nights_from_two_working_directories_share_one_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_nights: tuple[Path, list[Path], list[dict[str, Any]]],
 ) -> None:
     """Both runs stand in the home's SQLite file, tagged with their day; no ./mlruns, nothing in HOME (cases B6, A4)."""
-    config = tiny.make(tmp_path, days=2)
-    home, places = tmp_path / "home", [tmp_path / name for name in ("one", "two", "user")]
-    for place in places:
-        place.mkdir()
-    monkeypatch.setenv("HOME", str(places[2]))
-
-    for place, day in zip(places, (DAY, NEXT), strict=False):
-        monkeypatch.chdir(place)
-        run(config, home, day)
-
+    home, places, _ = two_nights
     found = runs_of(home)
     for day in (DAY, NEXT):
         assert found[str(day)].data.tags["daybreak.date"] == str(day)
         assert found[str(day)].info.status == "FINISHED"
     assert [list(place.iterdir()) for place in places] == [[], [], []]
+
+
+def test_a_version_says_where_it_came_from(two_nights: tuple[Path, list[Path], list[dict[str, Any]]]) -> None:
+    """MLflow alone tells data version, bound, watermark, parent, settings and what they change, revision, signature."""
+    from mlflow.models import Model
+    from mlflow.tracking import MlflowClient
+
+    home, _, done = two_nights
+    uri = f"sqlite:///{home}/mlflow.db"
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    first, second = (client.get_model_version("daybreak-tiny", str(number)) for number in (1, 2))
+    tags = {key.removeprefix("daybreak."): value for key, value in second.tags.items()}
+    entries = Journal(str(home / "lake" / "journal")).entries()
+    bound = done[1]["ingest"]["bound"]
+
+    assert tags["data.table"] == f"{home}/lake/events"
+    assert (tags["data.delta_version"], tags["data.commit"]) == (str(bound["delta_version"]), "2")
+    assert json.loads(tags["bound"]) == bound
+    assert json.loads(tags["watermark"]) == done[1]["train"]["watermark"]
+    assert (tags["date"], tags["mode"], tags["parent"], tags["seed"]) == (str(NEXT), "nightly", "1", "0")
+    assert tags["config.fingerprint"] == nights(entries)[str(NEXT)].fingerprint
+    assert json.loads(tags["config.difference"]) == {"train.dense_learning_rate": [0.01, 0.02]}
+    assert (first.tags["daybreak.parent"], first.tags["daybreak.config.difference"]) == ("None", "no parent")
+    assert {key: tags.get(f"git.{key}") for key in git_revision()} == git_revision()
+    model = Model.load(str(second.source).removeprefix("file://"))
+    assert {"history", "candidates", "shown_at"} <= set(model.get_input_schema().input_names())
+    assert model.saved_input_example_info is not None
+    assert tags["digest"] == done[1]["train"]["digest"]
+
+
+def test_the_git_revision_is_that_of_our_checkout_alone(tmp_path: Path) -> None:
+    """Revision and a dirty mark in a checkout; nothing outside one, nor where the package only lies inside another's."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def revision(folder: Path) -> dict[str, str]:
+        return git_revision.__wrapped__(folder)
+
+    own, inside = tmp_path / "own", tmp_path / "site"
+    for package in (own, inside):
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+    assert revision(own) == {}
+    git("init", "-q")
+    git("add", "own")
+    git("commit", "-q", "-m", "c")
+    assert revision(own) == {"revision": git("rev-parse", "HEAD"), "dirty": "false"}
+    assert revision(inside) == {}
+    (own / "__init__.py").write_text("changed = True")
+    assert revision(own)["dirty"] == "true"
 
 
 def test_a_run_of_a_night_that_died_is_not_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
