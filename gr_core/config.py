@@ -25,6 +25,7 @@ from gr_core.errors import ConfigError
 from gr_core.evaluation_config import EvaluationConfig
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import AttentionConfig, ModelConfig
+from gr_core.prune_config import PruneConfig
 from gr_core.section import CENTURY_DAYS, Days, Section, Seed
 from gr_core.source_config import (
     ActionConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "LakeConfig",
     "NightlyConfig",
     "PackConfig",
+    "PruneConfig",
     "Section",
     "SequencesConfig",
     "SourceConfig",
@@ -198,6 +200,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
     nightly: NightlyConfig = NightlyConfig()
+    prune: PruneConfig = PruneConfig()
 
     @model_validator(mode="after")
     def _across(self) -> Self:

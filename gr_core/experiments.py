@@ -20,6 +20,7 @@ from gr_core.errors import ConfigError, UsageError
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, NightRecord, nights
 from gr_core.lake.lineage import Lineage
+from gr_core.lake.pruned import refuse_night
 from gr_core.night import Night, night_key, open_night
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ def open_experiment(
 
 def _check(config: Config, night: Night, entries: list[Entry]) -> None:
     """Refuse what could not be compared with the night, before anything is written."""
+    refuse_night(entries, night.key, config.lake.rerun_days)
     changed = config_difference(_data(night.config), _data(config.resolved()))
     if changed:
         raise ConfigError(

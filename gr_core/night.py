@@ -23,6 +23,8 @@ from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights, versions
 from gr_core.lake.lineage import Lineage
+from gr_core.lake.moved import rebased
+from gr_core.lake.pruned import refuse_night, refuse_version
 from gr_core.refs import Bound, Ref, day_end_us, iso
 
 logger = logging.getLogger(__name__)
@@ -185,6 +187,8 @@ def open_night(
         record = nights(entries).get(key)
         check_lake(config, entries)
         if record is not None:
+            if force is not None:
+                refuse_night(entries, key, config.lake.rerun_days)
             return _reopen(config, home, record, journal, at_us, force)
         night = Night(
             key=key,
@@ -269,6 +273,7 @@ def _tainted(version: int) -> UsageError:
 
 
 def _registered(entries: list[Entry], wanted: int) -> Parent:
+    refuse_version(entries, wanted, where="parent")
     for entry in reversed(entries):
         if entry.kind == "registered" and entry.payload["version"] == wanted:
             return Parent.from_json({k: entry.payload[k] for k in Parent.__slots__})
@@ -363,7 +368,7 @@ def run_stage(
     if places and night.beside is not None and name in SHARED:
         places.append(store.join(night.home, "nights", night.beside, "manifests", uri.rpartition("/")[2]))
     stands = night.finished and night.force != name
-    for manifest in filter(None, map(_manifest, places)):
+    for manifest in filter(None, (rebased(_manifest(place), night.home) for place in places)):
         if stands or (manifest["fingerprint"] == wanted and intact(manifest["result"])):
             logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
             return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}

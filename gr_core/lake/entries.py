@@ -13,6 +13,7 @@ writer may add keys of its own:
     rollback    Moved        an operator or the next-night check went back to an earlier version
     retracted   Retracted    a commit's rows were taken back; versions trained on them are tainted, never used again
     forgotten   Forgotten    a user's rows were erased; who it was stands nowhere
+    pruned      Pruned       files of versions and nights that nothing needs are removed from here on
     finished    Finished     the night is over and immutable from here on
     failed      Failed       the attempt ended with an error
     cancelled   Failed       the attempt was stopped by an operator
@@ -33,6 +34,7 @@ KINDS = (
     "rollback",
     "retracted",
     "forgotten",
+    "pruned",
     "finished",
     "failed",
     "cancelled",
@@ -133,6 +135,14 @@ class Forgotten(TypedDict):
     """Payload of `forgotten`."""
 
     rows: dict[str, int]  # removed: events, sequences, packs
+
+
+class Pruned(TypedDict):
+    """Payload of `pruned`, written before the first file goes."""
+
+    versions: list[int]  # without checkpoint, vocabulary and registered files; never used again
+    nights: list[str]  # keys: without what their stages wrote
+    keep: int  # prune.keep_versions of that run
 
 
 class Finished(TypedDict):

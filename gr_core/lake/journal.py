@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,7 @@ from gr_core.lake.ledger import (
     previous,
     versions,
 )
+from gr_core.lake.moved import rebased
 
 __all__ = [
     "Attempt",
@@ -74,6 +76,7 @@ __all__ = [
 ]
 
 APP = "journal"
+_PLACE = "/lake/journal"  # in a home
 SCHEMA = pa.schema(
     [
         pa.field("seq", pa.int64(), nullable=False),
@@ -125,7 +128,7 @@ class Journal:
         """
         with store.answering(self.uri):
             table = self._load()
-            return [] if table is None else _read(table)
+            return [] if table is None else self._placed(_read(table))
 
     def append(
         self, kind: str, night: str, payload: Mapping[str, Any], *, at_us: int, expect: int | None = None
@@ -169,6 +172,13 @@ class Journal:
         raise CommitConflict(
             f"no journal entry could be committed in {_MAX_ATTEMPTS} attempts; stop other writers", where=self.uri
         )
+
+    def _placed(self, entries: list[Entry]) -> list[Entry]:
+        """Return entries that name files where the home lies now."""
+        home = self.uri.rstrip("/").removesuffix(_PLACE)
+        if not self.uri.rstrip("/").endswith(_PLACE):
+            return entries  # a journal by itself
+        return [replace(entry, payload=rebased(entry.payload, home)) for entry in entries]
 
     def _load(self) -> DeltaTable | None:
         try:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gr_core.lake.entries import Entry, Parent
 from gr_core.lake.lineage import Lineage
+from gr_core.lake.pruned import Pruned
 from gr_core.refs import Bound
 
 MAIN_MODES = ("nightly", "backfill")
@@ -245,7 +246,13 @@ def _retraction_reasons(entry: Entry, owners: dict[int, str]) -> dict[str, str]:
 
 
 def versions(entries: Iterable[Entry]) -> dict[int, Version]:
-    """Fold entries into the registered versions, keyed by number."""
+    """Fold entries into the registered versions, keyed by number; those whose files were pruned are left out."""
+    gone = Pruned.of(entries := list(entries)).versions
+    return {number: version for number, version in ever_registered(entries).items() if number not in gone}
+
+
+def ever_registered(entries: Iterable[Entry]) -> dict[int, Version]:
+    """Fold entries into all registered versions, keyed by number, also those that have no files any more."""
     opened: dict[str, dict[str, Any]] = {}
     found: dict[int, Version] = {}
     for entry in entries:
@@ -275,9 +282,9 @@ def champions(entries: Sequence[Entry]) -> list[Champion]:
     """Return the stack of champions, the present one last.
 
     A promotion pushes, a rollback pops down to its version, a retraction takes out what it taints; a tainted version
-    is never promoted again.
+    is never promoted again. Versions without files, which only earlier champions can be, are left out.
     """
-    known = versions(entries)
+    known = ever_registered(entries)
     last = {entry.night: entry.seq for entry in entries if entry.kind == "decided"}
     lineage = Lineage()
     stack: list[Champion] = []
@@ -300,7 +307,7 @@ def champions(entries: Sequence[Entry]) -> list[Champion]:
             kind, stack = "rollback", _below(stack, version)
         reasons = (str(payload["reason"]),) if is_move else tuple(payload["reasons"])
         stack.append(_champion(known[version], kind, reasons, entry))
-    return stack
+    return [one for one in stack if one.version not in lineage.pruned]
 
 
 def _champion(

@@ -14,6 +14,8 @@ class Lineage:
         self.parents: dict[int, int | None] = {}
         """Version -> the version it was warm-started from, in the order of registration."""
         self.tainted: set[int] = set()
+        self.pruned: set[int] = set()
+        """Versions without files: nothing starts from them."""
         self._pinned: dict[str, int | None] = {}
 
     @classmethod
@@ -36,6 +38,8 @@ class Lineage:
                 self.tainted.add(payload["version"])
         elif entry.kind == "retracted":
             self.tainted |= self.descendants(payload["tainted"])
+        elif entry.kind == "pruned":
+            self.pruned.update(payload["versions"])
 
     def descendants(self, roots: Iterable[int]) -> set[int]:
         """Return registered versions and all that were warm-started from them, through any number of nights."""
@@ -46,8 +50,8 @@ class Lineage:
         return found
 
     def untainted(self, version: int | None, bad: Iterable[int] = ()) -> int | None:
-        """Return the version itself, else its newest ancestor, that is neither in `bad` nor tainted; None: all are."""
-        wrong = self.tainted | set(bad)
+        """Return the version itself, else its newest ancestor, that is not in `bad`, tainted or pruned; None: all are."""
+        wrong = self.tainted | self.pruned | set(bad)
         while version is not None and version in wrong:
             version = self.parents.get(version)
         return version

@@ -103,6 +103,12 @@ class ModelStore(Protocol):
     def version(self, version: int) -> ModelVersion:
         """Return a registered version; UsageError where there is none."""
 
+    def model_bytes(self, version: int) -> int:
+        """Return the bytes of a version's model files; 0 where they were dropped. UsageError: no such version."""
+
+    def drop_model(self, version: int, tags: Mapping[str, Any]) -> None:
+        """Remove a version's model files and then tag it; its record stays. UsageError where there is no such version."""
+
     def aliases(self) -> dict[str, int]:
         """Return alias -> version."""
 
@@ -257,6 +263,14 @@ class InMemoryStore:
         if not 1 <= version <= len(self._versions):
             raise UsageError(f"there is no version {version}; there are {len(self._versions)}", where="version")
         return self._versions[version - 1]
+
+    def model_bytes(self, version: int) -> int:
+        """See ModelStore; in memory the model is its checkpoint, which is not this store's."""
+        return 0 if "pruned" in self.version(version).tags else 1
+
+    def drop_model(self, version: int, tags: Mapping[str, Any]) -> None:
+        """See ModelStore."""
+        self.version(version).tags.update({key: str(value) for key, value in tags.items()})
 
     def aliases(self) -> dict[str, int]:
         """See ModelStore."""

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from gr_core.errors import FormatError, StoreUnavailable, UsageError
 from gr_core.hashing import file_sha256, fingerprint
 from gr_core.lake import store
-from gr_core.registry import signature
+from gr_core.registry import artifacts, relocating, signature
 from gr_core.registry.base import ModelVersion, RunStatus, checkpoint_state, clean_metrics, repair_aliases
 from gr_core.registry.recorded import MAX_CHARACTERS as _MAX_VALUE
 from gr_core.registry.recorded import run_name
@@ -67,6 +67,7 @@ class MlflowStore:
         self.model = f"daybreak-{name}"
         if tracking_uri.startswith("sqlite:///"):
             Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        relocating.follow(tracking_uri, artifact_root, self.model)
         with _quiet():
             self._client: MlflowClient = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
             self._experiment = self._open_experiment(artifact_root)
@@ -290,6 +291,24 @@ class MlflowStore:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
             raise UsageError(f"there is no version {version} of {self.model}", where="version") from error
+
+    def _model_files(self, version: int) -> Any:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        location = self.version(version).source
+        if location.startswith("models:/"):  # on a server
+            location = self._client.get_logged_model(location.removeprefix("models:/")).artifact_location
+        return get_artifact_repository(location, tracking_uri=self.tracking_uri)
+
+    def model_bytes(self, version: int) -> int:
+        """See ModelStore."""
+        return artifacts.total_bytes(self._model_files(version))
+
+    def drop_model(self, version: int, tags: Mapping[str, Any]) -> None:
+        """See ModelStore."""
+        self._model_files(version).delete_artifacts()
+        for key, value in tags.items():
+            self._client.set_model_version_tag(self.model, str(version), PREFIX + key, str(value))
 
     def aliases(self) -> dict[str, int]:
         """See ModelStore; asks for the model, since a search for versions gives no aliases (case B1)."""

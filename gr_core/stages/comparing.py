@@ -23,6 +23,8 @@ from gr_core.eval.metrics import metric_keys
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, NightRecord, Version, nights, versions
 from gr_core.lake.lineage import Lineage
+from gr_core.lake.moved import rebased
+from gr_core.lake.pruned import refuse_version
 from gr_core.night import Night
 from gr_core.report.status import EVENT_KEYS, night_object
 from gr_core.stages import gating, judging, packing
@@ -87,6 +89,7 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
 
 
 def _side(entries: list[Entry], version: int) -> _Side:
+    refuse_version(entries, version)
     known = versions(entries)
     if version not in known:
         there = ", ".join(map(str, sorted(known)[-_SHOWN:])) or "none"
@@ -157,7 +160,7 @@ def _recorded(night: Night, stage: str, part: str = "") -> dict[str, Any]:
     """Return what a stage of the night recorded, whether or not the night finished."""
     uri = night.uri(stage, "manifests", f"{stage}{'-' if part else ''}{part}.json")
     try:
-        manifest = store.read_json(uri)
+        manifest = rebased(store.read_json(uri), night.home)
         return {**manifest["result"], "fingerprint": manifest["fingerprint"]}
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"night {night.key} has no record of stage {stage} {part}".rstrip(), where=uri) from error

@@ -79,7 +79,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
             "this home holds nothing of that id; ids are matched as the feed has them: was it the right one?"
         )
     lineage = Lineage.of(entries)
-    held = _still_held_by(config, sorted(lineage.descendants(stone["versions"])))
+    held = _still_held_by(config, sorted(lineage.descendants(stone["versions"]) - lineage.pruned))
     logger.info("forgotten: events %d, sequences %d, packs %d", *(rows[key] for key in ("events", *nightfiles.COUNTED)))
     return {"user": user, "rows": rows, "still_held_by": held}
 

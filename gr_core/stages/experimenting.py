@@ -13,6 +13,7 @@ from gr_core.eval import metrics, pairing, scoring
 from gr_core.experiments import config_of, told
 from gr_core.lake import store
 from gr_core.lake.journal import nights
+from gr_core.lake.moved import rebased
 from gr_core.night import Night, run_stage
 from gr_core.stages import evaluating, gating, judging
 
@@ -113,7 +114,7 @@ def _of_night(night: Night, manifest: str) -> dict[str, Any]:
     """Return what a stage of the experiment's night recorded."""
     uri = store.join(night.home, "nights", str(night.beside), "manifests", f"{manifest}.json")
     try:
-        return dict(store.read_json(uri)["result"])
+        return dict(rebased(store.read_json(uri), night.home)["result"])
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"night {night.beside} has no record of {manifest}", where=uri) from error
 

@@ -18,6 +18,7 @@ from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, challenger, champion, nights, previous
+from gr_core.lake.pruned import refuse_version
 from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry import recorded
 from gr_core.registry.mlflow_store import MlflowStore
@@ -54,7 +55,8 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
 
 
 def registered(entries: Sequence[Entry], version: int) -> dict[str, Any]:
-    """Return the journal's payload of a registered version; UsageError where there is none."""
+    """Return the journal's payload of a registered version; UsageError where there is none, or only its record is left."""
+    refuse_version(entries, version)
     for entry in reversed(entries):
         if entry.kind == "registered" and entry.payload["version"] == version:
             return dict(entry.payload)

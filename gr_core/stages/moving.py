@@ -18,6 +18,7 @@ from gr_core.lake.journal import Entry, Journal, champion, previous, versions
 from gr_core.lake.ledger import Champion, champions
 from gr_core.lake.lineage import Lineage
 from gr_core.lake.lock import alone
+from gr_core.lake.pruned import refuse_version
 from gr_core.stages import aliases
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ def _earlier(stack: list[Champion], version: int | None) -> int:
 
 def _usable(home: str, entries: Sequence[Entry], version: int, command: str) -> int:
     """Return a version that may become the champion, or refuse it."""
+    refuse_version(entries, version)
     known, lineage, best = versions(entries), Lineage.of(entries), champion(entries)
     trouble, remedy = None, f"name another one with `daybreak {command}`"
     if version not in known:

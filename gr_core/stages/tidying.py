@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from datetime import date as Date
-from datetime import timedelta
 from typing import Any
 
 from gr_core.errors import DaybreakError
+from gr_core.lake import keeping
 from gr_core.lake.events import EventTable
-from gr_core.lake.journal import Entry, nights
+from gr_core.lake.journal import Entry
 from gr_core.night import Night
 
 logger = logging.getLogger(__name__)
@@ -23,16 +22,7 @@ def kept_versions(entries: Iterable[Entry], rerun_days: int) -> list[int]:
         entries: The journal.
         rerun_days: Nights of so many days before the newest may be repeated.
     """
-    records = nights(entries)
-    read = [record for record in records.values() if record.delta_version is not None]
-    if not read:
-        return []
-    oldest = max(Date.fromisoformat(record.date) for record in read) - timedelta(days=rerun_days)
-    needed = [r.delta_version for r in read if not r.is_finished or Date.fromisoformat(r.date) >= oldest]
-    # an unfinished experiment reads what its night read
-    besides = [r.beside for r in records.values() if r.beside is not None and not r.is_finished]
-    needed += [records[key].delta_version for key in besides if key in records]
-    return sorted({version for version in needed if version is not None})
+    return list(keeping.delta_versions(entries, rerun_days))
 
 
 def tidy(night: Night) -> dict[str, Any]:

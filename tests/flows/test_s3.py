@@ -179,3 +179,31 @@ def test_no_log_line_holds_a_credential(ran: Ran) -> None:
     """The log of two nights, a failure included, holds neither the secret nor the token nor the key id."""
     assert "night 2025-06-02 opened" in ran.log
     assert not [word for word in (SECRET, TOKEN, KEY_ID) if word in ran.log]
+
+
+def test_prune_works_on_s3(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    """Packs of a night that nobody repeats go from the bucket and from this machine; what rollback needs stays. The last."""
+    from gr_core.environment import tracking_uri
+    from gr_core.registry.mlflow_store import MlflowStore
+
+    words = ["prune", "--config", ran.config, "--home", ran.home, "--set", "lake.rerun_days=0", "--json"]
+    packs = store.join(ran.home, "nights", str(DAYS[0]), "packs", "train")
+    copy = store.local_copy(packs)
+    assert main([*words, "--dry-run"]) == 0
+    would = json.loads(capsys.readouterr().out)
+    assert store.is_complete(packs)
+
+    assert main(words) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert (told["dry_run"], told["removed"]) == (False, would["removed"])
+    assert not store.exists(packs)
+    assert not copy.exists()
+    left = {one.name.partition("/")[0] for one in store.listing(store.join(ran.home, "nights", str(DAYS[0])))}
+    assert {name.partition("-")[0] for name in left} == {"manifests", "page.html", "checkpoint", "vocabulary"}
+    assert running_night(ran.home) is None
+    models = MlflowStore(tracking_uri(ran.home), "unused", "tiny")
+    assert models.model_bytes(1) > 0
+    models.drop_model(1, {"pruned": "now"})
+    assert (models.model_bytes(1), models.version(1).tags["pruned"]) == (0, "now")
+    assert models.model_bytes(2) > 0

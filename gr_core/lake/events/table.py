@@ -231,14 +231,26 @@ class EventTable(Versions):
             table = self._open()
             deleted = 0
             if table is not None:
-                kept, erased = set(keep_versions), table.transaction_version(erasure.ERASED_AT)
-                if erased is not None and any(version < erased for version in kept):
-                    kept.add(erased)  # what is read in place of older ones (`pin`, `erasure.readable`)
-                deleted = upkeep.vacuum(table, self.uri, kept, retention_hours)
+                deleted = upkeep.vacuum(table, self.uri, _with_erased(table, keep_versions), retention_hours)
         except DeltaError as error:
             self._unanswered(error)
             raise
         return replace(done, deleted_files=deleted)
+
+    def stale_files(self, *, keep_versions: Iterable[int] = (), retention_hours: int = 24) -> dict[str, int]:
+        """Return the files that `maintain` would delete were there nothing to compact, by name, with their bytes.
+
+        Raises:
+            StoreUnavailable: The object store did not answer.
+        """
+        table = self._open()
+        if table is None:
+            return {}
+        try:
+            return upkeep.stale(table, self.uri, _with_erased(table, keep_versions), retention_hours)
+        except DeltaError as error:
+            self._unanswered(error)
+            raise
 
     def _rows(self, files: pl.DataFrame, wanted: list[pl.Expr], columns: Sequence[str] | None) -> pl.DataFrame:
         """Read the wanted rows of chosen files, in the order of every read, forgotten users left out."""
@@ -376,3 +388,11 @@ def _written_schema(table: DeltaTable, config: Config) -> pa.Schema:
     wanted = event_schema(config.source.action_names, config.source.side_features)
     there = layout.schema_of(table)
     return pa.schema([*wanted, *(there.field(name) for name in there.names if name not in wanted.names)])
+
+
+def _with_erased(table: DeltaTable, keep_versions: Iterable[int]) -> set[int]:
+    """Return versions to keep, with the one that is read in place of older ones (`pin`, `erasure.readable`)."""
+    kept, erased = set(keep_versions), table.transaction_version(erasure.ERASED_AT)
+    if erased is not None and any(version < erased for version in kept):
+        kept.add(erased)
+    return kept

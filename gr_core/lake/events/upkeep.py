@@ -111,16 +111,29 @@ def vacuum(table: DeltaTable, uri: str, keep_versions: Iterable[int], retention_
         keep_versions: Versions that nights may still read.
         retention_hours: Files that left the table, or came to its folder, within so many hours stay.
     """
+    options = _vacuum_options(table, keep_versions, retention_hours)
+    found = _stale(table, uri, options)
+    if found:
+        table.vacuum(dry_run=False, **options)
+    return len(found)
+
+
+def stale(table: DeltaTable, uri: str, keep_versions: Iterable[int], retention_hours: int) -> dict[str, int]:
+    """Return the files that `vacuum` would delete, by name, with their bytes; takes its arguments."""
+    return _stale(table, uri, _vacuum_options(table, keep_versions, retention_hours))
+
+
+def _vacuum_options(table: DeltaTable, keep_versions: Iterable[int], retention_hours: int) -> dict[str, Any]:
     newest = int(table.version())
-    options: dict[str, Any] = {
+    return {
         "retention_hours": retention_hours,
         "enforce_retention_duration": False,
         "full": True,
         "keep_versions": sorted({version for version in keep_versions if 0 <= version < newest}),
     }
-    there = {one.name for one in store.listing(uri)}
+
+
+def _stale(table: DeltaTable, uri: str, options: dict[str, Any]) -> dict[str, int]:
+    there = {one.name: one.size for one in store.listing(uri)}
     # the log tells of files that left the table long after they are deleted; without one to delete there is no version
-    stale = there.intersection(table.vacuum(dry_run=True, **options))
-    if stale:
-        table.vacuum(dry_run=False, **options)
-    return len(stale)
+    return {name: there[name] for name in table.vacuum(dry_run=True, **options) if name in there}
