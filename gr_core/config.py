@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from gr_core.errors import ConfigError
-from gr_core.evaluation_config import EvaluationConfig
+from gr_core.evaluation_config import EvaluationConfig, SliceConfig
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import AttentionConfig, ModelConfig
 from gr_core.prune_config import PruneConfig
@@ -50,6 +50,7 @@ __all__ = [
     "PruneConfig",
     "Section",
     "SequencesConfig",
+    "SliceConfig",
     "SourceConfig",
     "TableConfig",
     "TimeColumn",
@@ -159,6 +160,10 @@ class GateConfig(Section):
     """Relative NE increase against the last full retrain that must not be exceeded."""
     num_resamples: int = Field(default=1000, ge=100, le=10**6)
     """Bootstrap resamples."""
+    slice_margin: float = Field(default=0.05, ge=0)
+    """Relative NE increase of a slice beyond which, shown with `confidence`, it holds the challenger (evaluation.slices)."""
+    slice_min_positives: int = Field(default=200, ge=1)
+    """A slice with fewer positives than this holds nobody."""
 
     @field_validator("calibration")
     @classmethod
@@ -239,6 +244,7 @@ class Config(Section):
             raise ValueError(
                 f"train.planned_rows must name features {list(self.model.features)}, got {sorted(unknown)}"
             )
+        self.evaluation.check_features(sides)
         self._check_budget()
         return self
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gr_core.eval.metrics import KEYS, Array, ScoredRows, evaluate, metric_keys, supervised_bits
+from gr_core.eval.slices import Row, Slicing, measure
 from gr_core.eval.spread import standard_errors
 from gr_core.refs import NEVER
 
@@ -87,6 +88,27 @@ def next_day_errors(
             scores = np.asarray(scored.logits)[rows, place if narrow else bit]
             found[name] = standard_errors(np.asarray(scored.labels)[rows] >> bit & 1, scores, users[rows])
     return found
+
+
+def next_day_slices(
+    scored: ScoredRows,
+    newest_supervised_us: Mapping[str, int],
+    action_names: Sequence[str],
+    supervised: int,
+    slicings: Sequence[Slicing],
+) -> list[Row]:
+    """Return what `slices.measure` finds of the same labels that `next_day_metrics` counts as next_day.
+
+    Args:
+        scored: As there.
+        newest_supervised_us: As there.
+        action_names: As there.
+        supervised: As there.
+        slicings: How the N rows are parted.
+    """
+    late = _late(scored, newest_supervised_us, action_names, supervised)
+    fresh, never = np.asarray(scored.label_known) & ~late, set(action_names) - newest_supervised_us.keys()
+    return measure(scored, slicings, action_names, supervised, known=fresh, unmeasured=never)
 
 
 def unscored(num_new_events: int | None, action_names: Sequence[str], supervised: int) -> dict[str, Any]:

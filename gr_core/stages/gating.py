@@ -12,13 +12,13 @@ import polars as pl
 from gr_core.config import Config
 from gr_core.data import vocabulary
 from gr_core.eval import gate as gates
-from gr_core.eval import metrics, scoring
+from gr_core.eval import metrics, scoring, slices, vetoes
 from gr_core.hashing import is_holdout
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Champion, champion
 from gr_core.night import Night, run_stage
-from gr_core.stages import evaluating, judging, packing
+from gr_core.stages import evaluating, judging, packing, slicing
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ def gate(
     vocabulary; both are compared event by event.
 
     Returns:
-        gate (promoted | held), reasons, figures, and the challenger's holdout metrics.
+        gate (promoted | held), reasons, figures, the challenger's holdout metrics, and slices: those of challenger and
+        champion (`slices.measure`, each row with role and model).
     """
     config = night.settings
     journal = night.journal
@@ -54,14 +55,22 @@ def gate(
         "gate": config.resolved()["gate"],
         "champion": standing.version if standing else None,
         "findings": ingested.get("findings", []),
+        "slices": [one.model_dump(mode="json") for one in config.evaluation.slices],
     }
 
     def work() -> dict[str, Any]:
         challenger = score_challenger(night, trained, pack, words)
         rival = score_champion(night, standing, pack, words, ingested, buckets) if standing else None
         data_ok = all(found["level"] != "hold" for found in identity["findings"])
+        rival = aligned(rival, challenger) if rival is not None else None
+        parts = slicing.of(night, pack, challenger)
         decision = _decide(night, trained, challenger, rival, standing, data_ok=data_ok)
         names, supervised = config.source.action_names, config.source.supervised_mask
+        bit = names.index(config.gate.action)
+        decision = vetoes.with_vetoes(decision, rival, challenger, parts, config.gate, bit=bit, seed=night.seed)
+        sliced = slicing.named(slices.measure(challenger, parts, names, supervised), "holdout", version["version"])
+        if rival is not None and standing is not None and rival.digest == challenger.digest:
+            sliced += slicing.named(slices.measure(rival, parts, names, supervised), "holdout", standing.version)
         return {
             "gate": "promoted" if decision.promote else "held",
             "reasons": [*decision.reasons, *(found["message"] for found in identity["findings"])],
@@ -70,6 +79,7 @@ def gate(
                 challenger.labels, challenger.label_known, challenger.logits, names, supervised
             ),
             "champion": standing.version if standing else None,
+            "slices": sliced,
         }
 
     result = run_stage(night, "gate", identity, work)
@@ -98,8 +108,6 @@ def _decide(
 ) -> gates.Decision:
     """Compare the challenger's scores with the champion's on the same events, or with smoothed counts without one."""
     config = night.settings
-    if rival is not None:
-        rival = aligned(rival, challenger)
     bit = config.source.action_names.index(config.gate.action)
     known = np.flatnonzero(challenger.label_known >> bit & 1)
     judged = pl.DataFrame(challenger.events, schema=KEYS, orient="row")[known]

@@ -13,7 +13,7 @@ from gr_core import environment
 from gr_core.config import Config
 from gr_core.config_rules import trained_with
 from gr_core.errors import DaybreakError, FormatError, UsageError
-from gr_core.eval import metrics, progressive, scoring
+from gr_core.eval import metrics, progressive, scoring, slices
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
@@ -23,6 +23,7 @@ from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry import recorded
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.revision import git_revision
+from gr_core.stages import slicing
 from gr_core.train.series import step_metrics
 
 logger = logging.getLogger(__name__)
@@ -37,11 +38,16 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
     """Progressive validation: score the night's new events by the parent, which has not trained on them.
 
     Returns:
-        next_day, late, late_events, new_events; all None or 0 without a parent. With one, next_day_errors besides.
+        next_day, late, late_events, new_events; all None or 0 without a parent. With one, next_day_errors besides, and
+        slices: `slices.measure` of the next_day labels, each row with role and model.
     """
     config = night.settings
     names, supervised = config.source.action_names, config.source.supervised_mask
-    identity = {"pack": pack["digest"], "parent": night.parent.checkpoint if night.parent else None}
+    identity = {
+        "pack": pack["digest"],
+        "parent": night.parent.checkpoint if night.parent else None,
+        "slices": [one.model_dump(mode="json") for one in config.evaluation.slices],
+    }
 
     def work() -> dict[str, Any]:
         if night.parent is None:
@@ -49,7 +55,13 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
         scored = score(night, night.parent.checkpoint, pack, words)
         newest = store.read_json(store.join(night.parent.checkpoint, "state.json"))["newest_supervised_us"]
         errors = progressive.next_day_errors(scored, newest, names, supervised)
-        return progressive.next_day_metrics(scored, newest, names, supervised) | {"next_day_errors": errors}
+        parts = slicing.of(night, pack, scored)
+        sliced = progressive.next_day_slices(scored, newest, names, supervised, parts)
+        found = progressive.next_day_metrics(scored, newest, names, supervised)
+        return found | {
+            "next_day_errors": errors,
+            "slices": slicing.named(sliced, "next_day", night.parent.version),
+        }
 
     return run_stage(night, "evaluate", identity, work)
 
@@ -177,6 +189,7 @@ def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:
         run = models.start_night(night.key, params={}, tags={})
         seconds = {f"perf/seconds/{stage}": value for stage, value in status["seconds"].items()}
         models.log(run, metrics.metric_keys("holdout", results["gate"]["holdout"]) | seconds)
+        _log_slices(night, models, run, results)
         models.tag(run, {"gate": status["gate"], "reasons": "; ".join(status["reasons"])})
         repair_aliases(night, models)
         models.finish(run, "FINISHED")
@@ -184,6 +197,15 @@ def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:
     payload = {"state": status["state"], "bound": results["ingest"]["bound"], "status": status}
     night.journal.append("finished", night.key, payload, at_us=night.at_us)
     return status
+
+
+def _log_slices(night: Night, models: MlflowStore, run: str, results: dict[str, Any]) -> None:
+    """Write the night's table of slices to its home and its MLflow run, there the models' own metrics by key besides."""
+    rows = [*(results["evaluate"].get("slices") or []), *(results["gate"].get("slices") or [])]
+    told = slicing.write_table(night, rows)
+    shown = [row for row in rows if row["role"] == "next_day" or row["model"] == results["register"]["version"]]
+    models.log(run, slices.metric_keys(shown))
+    models.attach(night.key, "slices.csv", told)
 
 
 def repair_aliases(night: Night, models: MlflowStore) -> None:
@@ -257,7 +279,8 @@ def fail(night: Night, error: BaseException) -> None:
 
 def result_digest(result: dict[str, Any]) -> str:
     """Return a stage result's digest; for results without files, that of the values themselves."""
-    apart = ("seconds", "reused", "fingerprint", "next_day_errors")  # the last: nights of older releases have none
+    # the last two: nights of older releases have none
+    apart = ("seconds", "reused", "fingerprint", "next_day_errors", "slices")
     values = {key: value for key, value in result.items() if key not in apart}
     return str(result.get("digest") or fingerprint(values))
 

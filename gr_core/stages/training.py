@@ -136,7 +136,7 @@ def run_file(night: Night, packs: dict[str, Any], words: dict[str, Any], output:
 
     return {
         "packs": {role: relative(store.local_copy(packs[role]["uri"])) for role in roles},
-        "evaluation": night.settings.evaluation.model_dump(mode="json"),
+        "evaluation": night.settings.evaluation.model_dump(mode="json", exclude={"slices"}),
         "vocabulary": {
             name: {
                 "rows": table["rows"],
