@@ -35,6 +35,7 @@ from tasks.pack import write_pack
 from tasks.page import publish_page
 from tasks.register import register
 from tasks.sequences import build_bucket
+from tasks.slices import publish_slices
 from tasks.train import train
 from tasks.vocabulary import grow_vocabulary
 
@@ -158,6 +159,7 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
         decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
     else:
         decision = judge_beside(night, version, trained, packs["holdout"], words)
+    publish_slices(night.key, evaluated, decision)
     results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated}
     return judging.finish(night, results | {"register": version, "gate": decision})
 

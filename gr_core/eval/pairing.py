@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
-import polars as pl
 
 from gr_core.config import GateConfig
 from gr_core.eval import gate as gates
-from gr_core.eval.metrics import Array, ScoredRows, binary_metrics, supervised_bits
+from gr_core.eval.metrics import Array, ScoredRows, binary_metrics, gauc, supervised_bits
+from gr_core.eval.slices import GAUC, Slicing, parts
 
 RATIOS = ("ne", "log_loss")
 """Metrics that the interval belongs to."""
 COUNTS = ("count", "positives", "non_finite")
-_SLICED = ("auc", "ne", "calibration")
+_SLICED = ("auc", "ne", "calibration", *GAUC)
 
 Paired = dict[str, float | int | None]
 
@@ -82,7 +81,7 @@ def pair(
 
 
 def _paired(a: gates.Scores, b: gates.Scores, config: GateConfig, seed: int) -> dict[str, Paired]:
-    ours, theirs = binary_metrics(a.labels, a.logits), binary_metrics(b.labels, b.logits)
+    ours, theirs = (_measured(one) for one in (a, b))
     found = {key: beside(ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])}
     if ours["log_loss"] is None or theirs["log_loss"] is None or not ours["log_loss"] > 0:
         return found
@@ -92,6 +91,12 @@ def _paired(a: gates.Scores, b: gates.Scores, config: GateConfig, seed: int) -> 
         if value is not None:
             found[key] |= {"low": _finite(value * made.lower), "high": _finite(value * made.upper)}
     return found
+
+
+def _measured(one: gates.Scores) -> dict[str, float | int | None]:
+    found = binary_metrics(one.labels, one.logits)
+    within = {} if "non_finite" in found else gauc(one.labels, one.logits, one.users)
+    return found | {key: within.get(key) for key in GAUC}
 
 
 def _finite(value: float) -> float | None:
@@ -104,40 +109,37 @@ def flat(role: str, found: Mapping[str, Mapping[str, Paired]]) -> dict[str, Pair
     return {f"{role}/{key}/{action}": value for action, values in found.items() for key, value in values.items()}
 
 
-def by_day(
+def by_slice(
     a: ScoredRows,
     b: ScoredRows,
     action_names: Sequence[str],
     supervised: int,
     config: GateConfig,
+    slicings: Sequence[Slicing],
     *,
-    zone: str,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Compare two models on the events of each lake day.
+    """Compare two models on the events of each slice.
 
     Args:
-        a: One model's scores.
+        a: One model's scores; N rows.
         b: The other's, with the same digest.
         action_names: All actions in bit order.
         supervised: Mask of those that are compared.
         config: Confidence and number of resamples.
-        zone: The lake's.
+        slicings: How the rows are parted, each with N places.
         seed: Of the draws.
 
     Returns:
-        [{"slice": "day=YYYY-MM-DD", "key", "a", "b", "delta", "low", "high", "count"}], by day.
+        [{"slice": "surface=feed", "key", "a", "b", "delta", "low", "high", "count"}] of the slices that have rows, in order.
     """
-    times = pl.Series("at", np.asarray(a.time), dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
-    days = times.dt.convert_time_zone(str(ZoneInfo(zone))).dt.date().to_numpy()
     found = []
-    for day in np.unique(days):
-        made = pair(a, b, action_names, supervised, config, seed=seed, rows=np.flatnonzero(days == day))
+    for name, rows, _ in parts(slicings):
+        made = pair(a, b, action_names, supervised, config, seed=seed, rows=rows)
         for action, values in made.items():
             count = values["count"]["a"]
             if count:
                 found += [
-                    {"slice": f"day={day}", "key": f"holdout/{key}/{action}", **values[key], "count": count}
-                    for key in _SLICED
+                    {"slice": name, "key": f"holdout/{key}/{action}", **values[key], "count": count} for key in _SLICED
                 ]
     return found

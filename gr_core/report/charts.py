@@ -1,4 +1,7 @@
-"""Small charts as inline SVG: points with intervals along a line, and one bar of parts. Colours come from the page."""
+"""Small charts as inline SVG: points with intervals along a line or one below the other, and one bar of parts.
+
+Colours come from the page.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ _TICKS = 4
 _LABELS = 5
 _BAR = 26  # height of a bar of parts
 NUM_COLOURS = 6
+_NAMES = 120  # width left for names one below the other
+_LONGEST = 19  # characters that fit there
+_LANE = 20  # height of one of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +35,56 @@ class Point:
     hollow: bool = False
     about: str = ""
     """Told where the pointer rests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lane:
+    """One value with its interval, beside its name."""
+
+    name: str
+    value: float | None
+    """None: not defined, only the name is shown."""
+    low: float | None = None
+    high: float | None = None
+    hollow: bool = False
+    about: str = ""
+    """Told where the pointer rests."""
+
+
+def lanes(rows: Sequence[Lane], name: str, *, reference: float | None = None) -> Markup:
+    """Return values one below the other, each with its interval, on one x axis.
+
+    Args:
+        rows: From top to bottom.
+        name: What is drawn, for those who hear the page.
+        reference: A value marked by a dashed line.
+    """
+    ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None and row.value is not None]
+    left, right = _ends([*ends, *([] if reference is None else [reference])])
+    height = _TOP + _LANE * len(rows) + _BOTTOM
+
+    def across(value: float) -> float:
+        return _NAMES + (WIDTH - _NAMES - _RIGHT) * (value - left) / (right - left)
+
+    step = _step(left, right)
+    drawn = []
+    for tick in (step * n for n in range(math.ceil(left / step), math.floor(right / step) + 1)):
+        label = number(tick, _digits(step))
+        drawn.append(_line(across(tick), _TOP, across(tick), height - _BOTTOM, class_="grid"))
+        drawn.append(element("text", label, x=f"{across(tick):.1f}", y=height - 6, text_anchor="middle"))
+    if reference is not None:
+        drawn.append(_line(across(reference), _TOP, across(reference), height - _BOTTOM, class_="reference"))
+    for place, row in enumerate(rows):
+        y = _TOP + _LANE * (place + 0.5)
+        short = row.name if len(row.name) <= _LONGEST else row.name[: _LONGEST - 1] + "\u2026"
+        marks = [element("title", row.about or row.name), element("text", short, x=0, y=f"{y + 4:.1f}")]
+        if row.value is not None and row.low is not None and row.high is not None:
+            marks.append(_line(across(row.low), y, across(row.high), y, class_="interval"))
+        if row.value is not None:
+            kind = "point hollow" if row.hollow else "point"
+            marks.append(element("circle", cx=f"{across(row.value):.1f}", cy=f"{y:.1f}", r=4, class_=kind))
+        drawn.append(element("g", *marks))
+    return element("svg", *drawn, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=name)
 
 
 def series(points: Sequence[Point], name: str, *, reference: float | None = None) -> Markup:
@@ -93,6 +149,11 @@ def _range(points: Sequence[Point], reference: float | None) -> tuple[float, flo
     for point in points:
         if point.value is not None:
             ends += [point.value - (point.spread or 0.0), point.value + (point.spread or 0.0)]
+    return _ends(ends)
+
+
+def _ends(ends: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis that holds these values, and a little room."""
     if not ends:
         return 0.0, 1.0
     room = 0.08 * (max(ends) - min(ends)) or 0.05 * abs(ends[0]) or 0.05
@@ -118,9 +179,13 @@ def _line(x1: float, y1: float, x2: float, y2: float, *, class_: str) -> Markup:
 
 
 def _grid(tick: float, y: float, step: float) -> Markup:
-    digits = max(0, math.ceil(-math.log10(step) - 1e-9))  # as many as tell neighbours apart
-    label = element("text", number(tick, digits), x=_LEFT - 5, y=f"{y + 4:.1f}", text_anchor="end")
+    label = element("text", number(tick, _digits(step)), x=_LEFT - 5, y=f"{y + 4:.1f}", text_anchor="end")
     return element("g", _line(_LEFT, y, WIDTH - _RIGHT, y, class_="grid"), label)
+
+
+def _digits(step: float) -> int:
+    """Return as many digits as tell neighbours apart."""
+    return max(0, math.ceil(-math.log10(step) - 1e-9))
 
 
 def _joined(places: Sequence[tuple[float, float | None]]) -> list[Markup]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 _NUMBERS = 1000  # from here on a value is shown as a whole number
 _HOLDOUT = "holdout"
+_WITHIN = "/gauc_"
 
 
 def render_comparison(value: Mapping[str, Any]) -> RenderableType:
@@ -65,7 +66,9 @@ def _metrics(value: Mapping[str, Any], names: Sequence[str]) -> Table:
 def _slices(slices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
     table = _table("slices", ["slice", "metric"], ["events", *names, "delta", "low", "high"])
     for one in slices:
-        table.add_row(one["slice"], one["key"], f"{one['count']:,}", *_figures(one))
+        if _WITHIN in one["key"]:  # too wide for a terminal; --json has it
+            continue
+        table.add_row(one["slice"], one["key"].removeprefix(f"{_HOLDOUT}/"), f"{one['count']:,}", *_figures(one))
     return table
 
 

@@ -54,6 +54,8 @@ class NightPage:
     """Where training's time went, as the object of `stages.attributing.attribute`."""
     perf: Mapping[str, Any] = field(default_factory=dict)
     """All that was measured of training, padding among it; by key perf/*."""
+    slices: tuple[Mapping[str, Any], ...] = ()
+    """Metrics by slice, of the night's evaluation and gate: rows with role, model, slice and action."""
     missing: tuple[str, ...] = ()
     """Stages that have left no result."""
 
@@ -88,6 +90,7 @@ def collect(record: NightRecord, records: Iterable[NightRecord], results: Mappin
         metrics={name: found for name, found in by_set.items() if any(one.get("count") for one in found.values())},
         training=measured(trained) if trained.get("metrics") else None,
         perf={key: value for key, value in (trained.get("metrics") or {}).items() if value is not None},
+        slices=(*(evaluated.get("slices") or ()), *(gated.get("slices") or ())),
         missing=tuple(stage for stage in STAGES if stage not in results),
     )
 

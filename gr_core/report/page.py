@@ -12,6 +12,7 @@ from gr_core.report.attributed import advice_rows, figure_rows, split, split_row
 from gr_core.report.charts import Point, colour, parts_bar, series
 from gr_core.report.markup import DASH, Markup, element, join, number, table
 from gr_core.report.nightly_page import NightPage, Past, interval
+from gr_core.report.sliced import slice_section
 from gr_core.report.status import EVENT_KEYS, ROW_KEYS, SAMPLED_KEYS
 
 STYLE = """
@@ -58,7 +59,8 @@ def render_page(page: NightPage) -> str:
         element("title", title),
         element("style", Markup(STYLE)),
     )
-    sections = [_summary(page, title), _decision(page), _over_nights(page), _metrics(page), _checkpoints(page)]
+    sections = [_summary(page, title), _decision(page), _over_nights(page), _metrics(page)]
+    sections += [slice_section(page.slices, page.past[-1].figures if page.past else {}), _checkpoints(page)]
     sections += [_data(page), _time(page), _identity(page)]
     return "<!doctype html>\n" + element("html", head, element("body", *sections), lang="en") + "\n"
 

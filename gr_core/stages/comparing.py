@@ -18,8 +18,9 @@ from gr_core.config import Config
 from gr_core.config_rules import check_lake, config_difference
 from gr_core.data import vocabulary
 from gr_core.errors import FormatError, UsageError
-from gr_core.eval import pairing, scoring
+from gr_core.eval import pairing, scoring, slicing
 from gr_core.eval.metrics import metric_keys
+from gr_core.eval.slices import Slicing
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, NightRecord, Version, nights, versions
 from gr_core.lake.lineage import Lineage
@@ -28,6 +29,7 @@ from gr_core.lake.pruned import refuse_version
 from gr_core.night import Night
 from gr_core.report.status import EVENT_KEYS, night_object
 from gr_core.stages import gating, judging, packing
+from gr_core.stages import slicing as cohorts
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
 
     Returns:
         a, b; metrics {key: {"a", "b", "delta", "low", "high"}}, of the holdout and of the night that each version was
-        scored on as a parent; slices, the holdout's by lake day; config {dotted.key: [a, b]}; data {"a", "b"}: each
+        scored on as a parent; slices, the holdout's by lake day and as evaluation.slices part it; config {dotted.key: [a, b]}; data {"a", "b"}: each
         version's night, date, bound, counts and parents, and on what rows the holdout metrics were scored.
 
     Raises:
@@ -75,7 +77,8 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
         names, supervised = on.settings.source.action_names, on.settings.source.supervised_mask
         found = pairing.pair(first, second, names, supervised, config.gate, seed=on.seed)
         metrics = pairing.flat("holdout", found)
-        slices = pairing.by_day(first, second, names, supervised, config.gate, zone=config.lake.zone, seed=on.seed)
+        parts = [slicing.by_day(first.time, config.lake.zone), *_slicings(config, on, first)]
+        slices = pairing.by_slice(first, second, names, supervised, config.gate, parts, seed=on.seed)
         for one in data:
             one["holdout"] = {"night": on.key, "rows": first.digest, "events": len(first.labels)}
     return {
@@ -86,6 +89,15 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
         "config": config_difference(sides[0].payload.get("config") or {}, sides[1].payload.get("config") or {}),
         "data": {"a": data[0], "b": data[1]},
     }
+
+
+def _slicings(config: Config, night: Night, scored: scoring.Scored) -> list[Slicing]:
+    """Part the holdout of a night as the config says; not at all where that night's rows cannot be read any more."""
+    try:
+        return cohorts.of(night, _recorded(night, "pack", "holdout"), scored, config)
+    except (FormatError, FileNotFoundError) as error:
+        logger.warning("night %s's holdout is compared by day alone, its slices cannot be read: %s", night.key, error)
+        return []
 
 
 def _side(entries: list[Entry], version: int) -> _Side:

@@ -9,13 +9,13 @@ from typing import Any
 from gr_core.config import Config
 from gr_core.config_rules import config_difference
 from gr_core.errors import FormatError
-from gr_core.eval import metrics, pairing, scoring
+from gr_core.eval import metrics, pairing, scoring, slices
 from gr_core.experiments import config_of, told
 from gr_core.lake import store
 from gr_core.lake.journal import nights
 from gr_core.lake.moved import rebased
 from gr_core.night import Night, run_stage
-from gr_core.stages import evaluating, gating, judging
+from gr_core.stages import evaluating, gating, judging, slicing
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def judge(
 
     Returns:
         gate ("none"), reasons (what the config changes, and how NE compares), figures (version, rows, and the pairs
-        {"holdout/<metric>/<action>": {"a", "b", "delta", "low", "high"}}: a the other's, b the experiment's), holdout.
+        {"holdout/<metric>/<action>": {"a", "b", "delta", "low", "high"}}: a the other's, b the experiment's), holdout, slices (of its own model).
     """
     config = night.settings
     record = nights(night.journal.entries())[str(night.beside)]
@@ -56,6 +56,7 @@ def judge(
         "gate": config.resolved()["gate"],
         "rival": None if rival is None else [rival.version, rival.checkpoint],
         "difference": changed,
+        "slices": [one.model_dump(mode="json") for one in config.evaluation.slices],
     }
 
     def work() -> dict[str, Any]:
@@ -64,12 +65,14 @@ def judge(
         found = _paired(night, rival, mine, pack, words)
         figures = {"version": rival.version if rival else None, "rows": mine.digest, "pairs": found}
         said = _said(config, rival, found)
+        sliced = slices.measure(mine, slicing.of(night, pack, mine), names, supervised)
         return {
             "gate": "none",
             "reasons": [*([told(changed)] if changed else ["the night's own config"]), *said],
             "figures": figures,
             "holdout": metrics.evaluate(mine.labels, mine.label_known, mine.logits, names, supervised),
             "champion": None,
+            "slices": slicing.named(sliced, "holdout", version["version"]),
         }
 
     result = run_stage(night, "gate", identity, work)

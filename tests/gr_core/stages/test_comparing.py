@@ -167,7 +167,7 @@ def test_a_person_reads_tables(compared: tuple[Path, Path]) -> None:
     ne = next(words for words in lines if words[:1] == ["holdout/ne/click"])
     assert len(ne) == 6
     assert all(word[0] in "+-" for word in ne[3:])
-    assert any(words[:2] == [f"day={THIRD}", "holdout/ne/click"] for words in lines)
+    assert any(words[:2] == [f"day={THIRD}", "ne/click"] for words in lines)
     assert ["train.dense_learning_rate", "0.0100", "0.0300"] in lines
     assert not any(words[:1] == ["parents"] for words in lines)
     assert "config: no difference" in shown(compare(*compared, 1, 2))
