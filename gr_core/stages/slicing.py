@@ -44,7 +44,7 @@ def of(night: Night, pack: Mapping[str, Any], scored: Scored, config: Config | N
         config: Whose slices; None: the night's.
 
     Returns:
-        One slicing a configured one; none by items where the model has no table of them.
+        One slicing a configured one.
 
     Raises:
         FormatError: The pack is damaged, or the event table's version is not there any more.
@@ -54,25 +54,24 @@ def of(night: Night, pack: Mapping[str, Any], scored: Scored, config: Config | N
     wanted = config.evaluation.slices
     reader = PackReader(store.local_copy(str(pack["uri"])), verify=False)  # who scored it has verified it
     features = list(dict.fromkeys(one.feature for one in wanted if one.feature is not None))
-    sides = side_features(config, night.table_uri, reader.index["bound"], scored, features) if features else None
-    history, items = _seen(reader) if any(one.by != "feature" for one in wanted) else (None, None)
-    made = [_one(night, one, sides, history, items) for one in wanted]
-    return [found for found in made if found is not None]
+    sides = side_features(config, night.table_uri, reader.index["bound"], scored, features)
+    history, items = _seen(reader)
+    return [_one(night, one, sides, history, items) for one in wanted]
 
 
-def _one(
-    night: Night, one: SliceConfig, sides: pl.DataFrame | None, history: Array | None, items: Array | None
-) -> Slicing | None:
-    if one.by == "feature" and sides is not None:
-        return slicing.by_feature(one, sides[str(one.feature)])
-    if one.by == "history" and history is not None:
-        return slicing.by_history(one, history)
-    return slicing.by_items(one, _are_new(night, items)) if items is not None else None
+def _one(night: Night, one: SliceConfig, sides: pl.DataFrame, history: Array, items: Array) -> Slicing:
+    match one.by:
+        case "feature":
+            return slicing.by_feature(one, sides[str(one.feature)])
+        case "history":
+            return slicing.by_history(one, history)
+        case _:
+            return slicing.by_items(one, _are_new(night, items))
 
 
-def _seen(reader: PackReader) -> tuple[Array, Array | None]:
-    """Return how many history entries each target sees, int [N], and its item's row [N] (None: no table of items)."""
-    has_items, interleaved = ITEM in reader.features, reader.index["tokens"] == "interleaved"
+def _seen(reader: PackReader) -> tuple[Array, Array]:
+    """Return how many history entries each target sees, int [N], and the row of its item, int32 [N]."""
+    interleaved = reader.index["tokens"] == "interleaved"
     counts, items = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     with reader.ahead() as batches:
         for batch in batches:
@@ -81,13 +80,12 @@ def _seen(reader: PackReader) -> tuple[Array, Array | None]:
             at = (batch.supervise > 0).numpy()
             lo, hi = batch.lo.numpy()[at], batch.hi.numpy()[at]
             if interleaved:  # an entry has one action token, and that alone has no item
-                is_entry = batch.rows[reader.features[0]].numpy() == PAD_ROW
+                is_entry = batch.rows[ITEM].numpy() == PAD_ROW
                 before = np.append(0, np.cumsum(is_entry))
                 lo, hi = before[lo], before[hi]
             counts.append(hi.astype(np.int64) - lo)
-            if has_items:
-                items.append(batch.rows[ITEM].numpy()[at])
-    return np.concatenate(counts), np.concatenate(items) if has_items else None
+            items.append(batch.rows[ITEM].numpy()[at])
+    return np.concatenate(counts), np.concatenate(items)
 
 
 def _are_new(night: Night, rows: Array) -> Array:
@@ -115,6 +113,8 @@ def side_features(
         FormatError: The version is not there any more.
     """
     keys = slicing.keys_of(scored.events)
+    if not features:
+        return keys.select()
     table = EventTable(table_uri, config, up_to=bound["commit"])
     version, columns = bound["delta_version"], ["user_id", "shown_at", "event_id", *features]
     users = keys["user_id"].unique()

@@ -153,6 +153,17 @@ def test_ne_uses_the_evaluated_sets_rate(p, expected):
     assert normalized_entropy(np.array([1, 0, 0, 0]), logit(p)) == pytest.approx(expected, abs=1e-4)
 
 
+def test_ne_with_another_rate_is_another_figure():
+    """Case G8: p = .25 is 0.8113 with a prior of .5, which is not what we report; a shared rate cancels in a ratio."""
+    labels, half = np.array([1, 0, 0, 0]), np.log(2)
+    sharp, rate = logit([0.6, 0.2, 0.2, 0.2]), logit([0.25] * 4)
+
+    assert log_loss(labels, rate) / half == pytest.approx(0.8113, abs=1e-4)
+    assert normalized_entropy(labels, rate) == pytest.approx(1.0)
+    ratio = normalized_entropy(labels, sharp) / normalized_entropy(labels, rate)
+    assert ratio == pytest.approx(log_loss(labels, sharp) / log_loss(labels, rate))
+
+
 SHARD_LABELS = np.array([1, 0, 1, 0], np.int32)
 SHARD_LOGITS = logit([0.9, 0.8, 0.2, 0.1])[:, None]
 

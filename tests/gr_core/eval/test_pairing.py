@@ -10,7 +10,7 @@ import pytest
 
 from gr_core.config import GateConfig
 from gr_core.eval import gate as gates
-from gr_core.eval import pairing
+from gr_core.eval import pairing, slicing
 from gr_core.eval.scoring import Scored
 
 ACTIONS = ["click", "shown", "like"]
@@ -101,8 +101,10 @@ def test_days_are_those_of_the_lakes_zone() -> None:
     """300 minutes around UTC's midnight: two days there, three hours further east most of them are of the second."""
     a, b = scored(0), scored(1)
 
-    utc = pairing.by_day(a, b, ACTIONS, SUPERVISED, GATE, zone="UTC")
-    moscow = pairing.by_day(a, b, ACTIONS, SUPERVISED, GATE, zone="Europe/Moscow")
+    utc, moscow = (
+        pairing.by_slice(a, b, ACTIONS, SUPERVISED, GATE, [slicing.by_day(a.time, zone)])
+        for zone in ("UTC", "Europe/Moscow")
+    )
 
     counts = [
         {one["slice"]: one["count"] for one in found if one["key"] == "holdout/ne/click"} for found in (utc, moscow)

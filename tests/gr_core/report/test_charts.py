@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gr_core.report.charts import HEIGHT, WIDTH, Point, parts_bar, series
+from gr_core.report.charts import HEIGHT, WIDTH, Lane, Point, lanes, parts_bar, series
 
 
 def points(*values: float | None, spread: float | None = None) -> list[Point]:
@@ -69,3 +69,35 @@ def test_parts_fill_the_bar():
     pieces = [(float(rect.get("x")), float(rect.get("width"))) for rect in drawn.iter("rect")]
     assert pieces == [(0.0, 270.0), (270.0, 90.0)]
     assert [float(r.get("width")) for r in ET.fromstring(parts_bar({"forward": 0.0}, "split")).iter("rect")] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(0.7, 0.72, None), (0.5,), (0.0, 0.0), (-1e-6, 1e6), (None,), ()],
+    ids=["some", "one", "zero", "huge", "undefined", "none"],
+)
+def test_lanes_lie_inside_and_undefined_ones_have_their_name_alone(values):
+    """Every value has its lane with name, interval and dot; one without a value only its name, and a long one is cut."""
+    rows = [
+        Lane(name=f"surface={'x' * 30}{n}", value=value, low=None if value is None else value - 0.01, high=value)
+        for n, value in enumerate(values)
+    ]
+    text = lanes(rows, "AUC", reference=0.6)
+    drawn = ET.fromstring(text)
+
+    width, height = map(float, drawn.get("viewBox").split()[2:])
+    assert all(
+        0 <= float(found.get(key)) <= height for found in drawn.iter() for key in ("y", "y1", "cy") if found.get(key)
+    )
+    assert all(
+        0 <= float(found.get(key)) <= width
+        for found in drawn.iter()
+        for key in ("x", "x1", "x2", "cx")
+        if found.get(key)
+    )
+    assert len(list(drawn.iter("circle"))) == sum(value is not None for value in values)
+    names = [group.find("text").text for group in drawn.iter("g") if group.find("title") is not None]
+    assert [len(name) for name in names] == [19] * len(values)
+    assert [group.find("title").text for group in drawn.iter("g") if group.find("title") is not None] == [
+        r.name for r in rows
+    ]
