@@ -111,7 +111,15 @@ def test_the_prefect_run_shows_its_day_and_figures(three_nights: tuple[Path, Pat
     assert len(str(run.parameters)) < 1000
     found = {artifact.key: artifact for artifact in artifacts_of(run.id)}
 
-    assert {"night", "night-page", "training", "mlflow-run", "training-split", "training-split-advice"} <= set(found)
+    assert {
+        "night",
+        "night-page",
+        "slices",
+        "training",
+        "mlflow-run",
+        "training-split",
+        "training-split-advice",
+    } <= set(found)
     assert found["training"].data == 100.0
     assert "rows committed" in str(found["night"].data)
     assert "ms a step" in str(found["training-split"].data)
