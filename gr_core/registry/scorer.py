@@ -64,10 +64,12 @@ class RequestScorer:
         self._scorer = Scorer(path, num_threads=num_threads)
         state, config = self._scorer.state, self._scorer.config
         self.actions: list[str] = list(self._scorer.supervised)
+        self.all_actions: tuple[str, ...] = tuple(self._scorer.actions)
         self.item_features = config.item_features
         self.context_features = config.context_features
         self._ids = {name: _read_rows(path / "vocabulary" / f"{name}.arrow") for name in config.features}
         self._limits = _limits(state["config"])
+        self.max_history = self._limits.max_history
         self._builder = InputBuilder(
             config,
             len(self._scorer.actions),
@@ -301,6 +303,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
+def moment(value: Any) -> int:
+    """Return microseconds since the epoch of a time in any form that a request's shown_at may have."""
+    return _time(value, {}, "shown_at")
+
+
 def _time(value: Any, request: Request, where: str) -> int:
     """Return microseconds since the epoch of any form of time; one without a zone is UTC."""
     if _missing(value):
@@ -311,7 +318,7 @@ def _time(value: Any, request: Request, where: str) -> int:
         return int(value.astype("datetime64[us]").astype(np.int64))
     if isinstance(value, int | np.integer):
         return int(value)
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    seconds = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    point = datetime.fromisoformat(value) if isinstance(value, str) else value
+    point = point if point.tzinfo is not None else point.replace(tzinfo=UTC)
+    seconds = point - datetime(1970, 1, 1, tzinfo=UTC)
     return (seconds.days * 86_400 + seconds.seconds) * 1_000_000 + seconds.microseconds
