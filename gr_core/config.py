@@ -157,7 +157,8 @@ class GateConfig(Section):
     insufficient_data: Literal["hold", "promote_if_sane"] = "hold"
     """promote_if_sane: promote when calibrated and NE < 1."""
     cumulative_margin: float = Field(default=0.03, ge=0)
-    """Relative NE increase against the last full retrain that must not be exceeded."""
+    """Relative NE increase against the last full retrain (the lineage's root) that must be ruled out, with the same
+    confidence and on the same rows: small losses, each within the margin, may not add up."""
     num_resamples: int = Field(default=1000, ge=100, le=10**6)
     """Bootstrap resamples."""
     slice_margin: float = Field(default=0.05, ge=0)

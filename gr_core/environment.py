@@ -131,6 +131,14 @@ def child_variables() -> dict[str, str]:
     return {**KEPT_MEMORY, **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
+def loading_variables() -> dict[str, str]:
+    """Return the environment of a process that loads a registered model: none of our code but the model's, no pickle."""
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    kept = [path for path in paths if not (Path(path) / "gr_core").is_dir()]
+    fixed = {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**KEPT_MEMORY, **os.environ, **fixed, "PYTHONPATH": os.pathsep.join(kept)}
+
+
 def prepare_tools(home: str) -> str:
     """Set what Prefect, MLflow and torch.compile read: state in the home (beside it where remote), logs of ours, no telemetry.
 

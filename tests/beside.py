@@ -1,6 +1,6 @@
-"""Trainings in the test's own process, which saves the start of a child; one of them waits for the evaluator beside it.
+"""Trainings, and scores of registered models, in the test's own process, which saves the start of a child.
 
-In a night training never waits. Here it does, so that a test knows what was scored before it ended; the evaluator is the
+One of the trainings waits for the evaluator beside it. In a night training never waits. Here it does, so that a test knows what was scored before it ended; the evaluator is the
 real one.
 """
 
@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from gr_core.eval.watching import read_lines
+from gr_core.registry import fresh
+from gr_core.registry.base import DATA
+from gr_core.registry.scorer import RequestScorer
 from gr_core.stages import training
 from gr_core.train import loop
 from gr_core.train.run import read_run
@@ -33,6 +36,16 @@ def train_here(monkeypatch: pytest.MonkeyPatch) -> None:
         loop.train(read_run(run), progress or (lambda _: None))
 
     monkeypatch.setattr(training, "run_training", run_training)
+
+
+def score_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the gate load the registered model in this process, with this checkout's code."""
+
+    def run_process(model: Path, pack: Path, vocabulary: Path, out: Path, *, limit_seconds: float) -> None:
+        del limit_seconds
+        RequestScorer(model / "data" / DATA).write_scores(str(pack), str(vocabulary), str(out))
+
+    monkeypatch.setattr(fresh, "run_process", run_process)
 
 
 def train_patiently(monkeypatch: pytest.MonkeyPatch) -> None:

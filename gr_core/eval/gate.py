@@ -1,8 +1,9 @@
 """The gate: values in, a Decision out. Promote a challenger that is shown not to be worse than the champion.
 
 Both are scored on identical rows that neither trained on (holdout users). Promote iff the one-sided upper confidence
-bound of NE(challenger) / NE(champion) - 1 is below the margin, and every other check passes. The bound is a paired
-bootstrap over users: a user's events stand or fall together. On the same rows base rate and count cancel, so the
+bound of NE(challenger) / NE(champion) - 1 is below the margin, and every other check passes; the same bound against
+the last full retrain must be below the cumulative margin. The bound is a paired bootstrap over users: a user's events
+stand or fall together. On the same rows base rate and count cancel, so the
 ratio of NEs is the ratio of summed log losses, and a resample is one weighted sum over users. N is the number of
 rows, U of users, R of resamples.
 """
@@ -131,7 +132,7 @@ def decide(  # noqa: PLR0913 -- each is one input of the rule
     else:
         failed += _against(champion, challenger, config, seed, figures)
     if full_retrain is not None:
-        failed += _against_full(full_retrain, challenger, config, figures)
+        failed += _against_full(full_retrain, challenger, config, seed, figures)
     if failed:
         return Decision(False, failed, figures)
     return Decision(True, ["first model" if champion is None else "gate passed"], figures)
@@ -216,19 +217,27 @@ def _against(champion: Scores, challenger: Scores, config: GateConfig, seed: int
     return [f"gate.ne.{config.action}: upper bound {result.upper:+.3f} relative, margin {config.margin:+.3f}"]
 
 
-def _against_full(full: Scores, challenger: Scores, config: GateConfig, figures: dict[str, Any]) -> list[str]:
+def _against_full(
+    full: Scores, challenger: Scores, config: GateConfig, seed: int, figures: dict[str, Any]
+) -> list[str]:
     """Small losses, each within the margin, must not add up to more than the cumulative margin."""
     if full.digest != challenger.digest:
         return ["gate.rows: last full retrain and challenger were scored on different rows"]
-    then = normalized_entropy(full.labels, full.logits)
-    ne = figures["ne_challenger"]
-    drift = None if then is None or not then > 0 else ne / then - 1
-    figures |= {"ne_full_retrain": then, "cumulative_difference": drift}
-    if drift is not None and drift <= config.cumulative_margin:
+    bad = int(np.count_nonzero(~np.isfinite(full.logits)))
+    if bad:
+        return [f"gate.finite.{config.action}: {bad} of the last full retrain's logits are not finite"]
+    result = compare(full, challenger, config.confidence, config.num_resamples, seed)
+    figures |= {
+        "ne_full_retrain": normalized_entropy(full.labels, full.logits),
+        "cumulative_difference": result.difference,
+        "cumulative_lower_bound": result.lower,
+        "cumulative_upper_bound": result.upper,
+        "cumulative_margin": config.cumulative_margin,
+    }
+    if result.upper < config.cumulative_margin:
         return []
-    shown = "undefined" if drift is None else f"{drift:+.3f} relative"
     return [
-        f"gate.cumulative.{config.action}: {shown} to the last full retrain, "
+        f"gate.cumulative.{config.action}: upper bound {result.upper:+.3f} relative to the last full retrain, "
         f"gate.cumulative_margin {config.cumulative_margin:+.3f}"
     ]
 

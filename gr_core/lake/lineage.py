@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from gr_core.lake.entries import Entry
 
+FULL_RETRAIN = ("full_retrain", "full-retrain")
+"""How `opened` names a full retrain's mode."""
+
 
 class Lineage:
     """What is known of parents and taint after the entries that were read, in order."""
@@ -16,7 +19,10 @@ class Lineage:
         self.tainted: set[int] = set()
         self.pruned: set[int] = set()
         """Versions without files: nothing starts from them."""
+        self.full_retrains: set[int] = set()
+        """Versions of nights in a full retrain's mode."""
         self._pinned: dict[str, int | None] = {}
+        self._modes: dict[str, str] = {}
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Lineage:
@@ -32,8 +38,11 @@ class Lineage:
         first = entry.kind == "opened" and entry.night not in self._pinned
         if first or (entry.kind == "attempt" and "parent" in payload):
             self._pinned[entry.night] = (payload.get("parent") or {}).get("version")
+            self._modes.setdefault(entry.night, payload.get("mode", ""))
         elif entry.kind == "registered":
             parent = self.parents[payload["version"]] = self._pinned.get(entry.night)
+            if self._modes.get(entry.night) in FULL_RETRAIN:
+                self.full_retrains.add(payload["version"])
             if parent in self.tainted:
                 self.tainted.add(payload["version"])
         elif entry.kind == "retracted":
@@ -48,6 +57,12 @@ class Lineage:
             if parent in found:
                 found.add(version)
         return found
+
+    def root(self, version: int | None) -> int | None:
+        """Return the version itself or its newest ancestor that is a full retrain or has no parent; None without one."""
+        while version is not None and version not in self.full_retrains and self.parents.get(version) is not None:
+            version = self.parents[version]
+        return version
 
     def untainted(self, version: int | None, bad: Iterable[int] = ()) -> int | None:
         """Return the version itself, else its newest ancestor, that is not in `bad`, tainted or pruned; None: all are."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from gr_core.errors import FormatError
 
 
 def total_bytes(repository: Any, path: str | None = None) -> int:
@@ -14,3 +18,25 @@ def total_bytes(repository: Any, path: str | None = None) -> int:
     """
     found = repository.list_artifacts(path)
     return sum(total_bytes(repository, one.path) if one.is_dir else int(one.file_size or 0) for one in found)
+
+
+def fetch(repository: Any, folder: Path, location: str) -> Path:
+    """Return the files of an artifact repository: a copy in `folder`, or themselves where they are local.
+
+    Args:
+        repository: An mlflow ArtifactRepository.
+        folder: Where a copy goes; made where it is missing.
+        location: Its URI.
+
+    Raises:
+        FormatError: There is nothing.
+    """
+    remote = urlsplit(location).scheme not in ("", "file")
+    if remote:
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Path(repository.download_artifacts("", dst_path=str(folder) if remote else None))
+    except Exception as error:
+        if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise FormatError(f"model {location} is not there; register again", where=location) from error

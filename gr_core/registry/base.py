@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gr_core.errors import FormatError, UsageError
+from gr_core.hashing import file_sha256
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 ALIASES = ("champion", "challenger", "previous")
+PREFIX = "daybreak."
+"""Of our tags' names."""
+DATA = "checkpoint"
+"""Name of the checkpoint's folder in a model's folder `data`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +164,38 @@ def checkpoint_state(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FormatError(f"{checkpoint} has no readable state.json: {error}", where=str(checkpoint)) from error
     return state
+
+
+def check_files(model: Path, checkpoint: Path) -> str:
+    """Compare every file of a checkpoint with its copy in a model folder, by SHA-256.
+
+    Returns:
+        The checkpoint's digest.
+
+    Raises:
+        FormatError: A file is missing or damaged; names it.
+    """
+    data = model / "data" / DATA
+    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"]
+    for name, expected in manifest.items():
+        if not (data / name).exists() or file_sha256(data / name) != expected:
+            raise FormatError(
+                f"uploaded model {model} lacks {name} or has it damaged (sha256); register again", where=name
+            )
+    return str(checkpoint_state(checkpoint)["digest"])
+
+
+def version_of(found: Any) -> ModelVersion:
+    """Return a version as MLflow has it (an entity ModelVersion) as one of ours."""
+    tags = {key.removeprefix(PREFIX): str(value) for key, value in found.tags.items()}
+    return ModelVersion(
+        version=int(found.version),
+        night=tags.pop("night", ""),
+        digest=tags.pop("digest", ""),
+        run=found.run_id or "",
+        source=found.source,
+        tags=tags,
+    )
 
 
 def repair_aliases(store: ModelStore, wanted: Mapping[str, int | None]) -> dict[str, int | None]:

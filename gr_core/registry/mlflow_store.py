@@ -24,11 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gr_core.errors import FormatError, StoreUnavailable, UsageError
-from gr_core.hashing import file_sha256, fingerprint
+from gr_core.errors import StoreUnavailable, UsageError
+from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.registry import artifacts, relocating, signature
-from gr_core.registry.base import ModelVersion, RunStatus, checkpoint_state, clean_metrics, repair_aliases
+from gr_core.registry.base import (
+    DATA,
+    PREFIX,
+    ModelVersion,
+    RunStatus,
+    check_files,
+    checkpoint_state,
+    clean_metrics,
+    repair_aliases,
+    version_of,
+)
 from gr_core.registry.recorded import MAX_CHARACTERS as _MAX_VALUE
 from gr_core.registry.recorded import run_name
 
@@ -37,8 +47,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 LOADER = "gr_core.registry.scorer"
-PREFIX = "daybreak."
-DATA = "checkpoint"
 # What a machine needs to serve; pinned to what trained, without local labels such as +cpu.
 REQUIREMENTS = ("mlflow", "torch", "numpy", "pyarrow", "safetensors", "pandas")
 _BATCH = 100
@@ -257,56 +265,57 @@ class MlflowStore:
 
     def _check_upload(self, location: str, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Read the uploaded model back: every file's SHA-256, then a forward pass from that very copy."""
-        from mlflow.artifacts import download_artifacts
+        from gr_core.registry.fresh import check_forward
 
-        scorer = importlib.import_module(LOADER)
         with tempfile.TemporaryDirectory() as folder:
-            remote = None if urlsplit(location).scheme in ("", "file") else folder
             with store.answering(location):
-                copy = Path(download_artifacts(artifact_uri=location, dst_path=remote, tracking_uri=self.tracking_uri))
-            data = copy / "data" / DATA
-            manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"]
-            for name, expected in manifest.items():
-                if not (data / name).exists() or file_sha256(data / name) != expected:
-                    raise FormatError(
-                        f"uploaded model {location} lacks {name} or has it damaged (sha256); register again", where=name
-                    )
-            requests = signature.example(state)
-            scores = scorer.RequestScorer(data).score(requests)
-            for request, *lists in zip(requests, *scores.values(), strict=True):
-                if any(len(values) != len(request["candidates"]) for values in lists):
-                    raise FormatError(f"uploaded model {location} does not score its input example", where=location)
+                copy = artifacts.fetch(self._files_at(location), Path(folder), location)
+            check_files(copy, checkpoint)
+            check_forward(copy, signature.example(state))
 
     def _search(self, tags: Mapping[str, str]) -> list[ModelVersion]:
         query = " and ".join([f"name = '{self.model}'", *(f"tag.`{k}` = '{v}'" for k, v in tags.items())])
-        return [_version(found) for found in self._client.search_model_versions(query, max_results=1)]
+        return [version_of(found) for found in self._client.search_model_versions(query, max_results=1)]
 
     def version(self, version: int) -> ModelVersion:
         """See ModelStore."""
         from mlflow.exceptions import MlflowException
 
         try:
-            return _version(self._client.get_model_version(self.model, str(version)))
+            return version_of(self._client.get_model_version(self.model, str(version)))
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
             raise UsageError(f"there is no version {version} of {self.model}", where="version") from error
 
-    def _model_files(self, version: int) -> Any:
+    def _files_at(self, location: str) -> Any:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        location = self.version(version).source
-        if location.startswith("models:/"):  # on a server
-            location = self._client.get_logged_model(location.removeprefix("models:/")).artifact_location
         return get_artifact_repository(location, tracking_uri=self.tracking_uri)
+
+    def _location(self, version: int) -> str:
+        source = self.version(version).source
+        if source.startswith("models:/"):  # on a server
+            source = self._client.get_logged_model(source.removeprefix("models:/")).artifact_location
+        return source
+
+    def download(self, version: int, folder: Path) -> Path:
+        """Return a version's model folder: a copy below `folder`, or the artifact itself where it is local.
+
+        Raises:
+            UsageError, FormatError: There is no such version, or its artifact is not there.
+        """
+        location = self._location(version)
+        with store.answering(location):
+            return artifacts.fetch(self._files_at(location), folder, location)
 
     def model_bytes(self, version: int) -> int:
         """See ModelStore."""
-        return artifacts.total_bytes(self._model_files(version))
+        return artifacts.total_bytes(self._files_at(self._location(version)))
 
     def drop_model(self, version: int, tags: Mapping[str, Any]) -> None:
         """See ModelStore."""
-        self._model_files(version).delete_artifacts()
+        self._files_at(self._location(version)).delete_artifacts()
         for key, value in tags.items():
             self._client.set_model_version_tag(self.model, str(version), PREFIX + key, str(value))
 
@@ -353,18 +362,6 @@ def _quiet() -> Iterator[None]:
 
 def _night(run: Run) -> str:
     return str(run.data.tags[PREFIX + "night"])
-
-
-def _version(found: Any) -> ModelVersion:
-    tags = {key.removeprefix(PREFIX): str(value) for key, value in found.tags.items()}
-    return ModelVersion(
-        version=int(found.version),
-        night=tags.pop("night", ""),
-        digest=tags.pop("digest", ""),
-        run=found.run_id or "",
-        source=found.source,
-        tags=tags,
-    )
 
 
 def _build(target: Path, checkpoint: Path, state: Mapping[str, Any], *, run: str, model_id: str) -> None:

@@ -35,6 +35,7 @@ from torch import Tensor
 from gr_core.data.batches import Batch
 from gr_core.data.intervals import Layout, Limits, lay_out
 from gr_core.errors import DataContractError
+from gr_core.eval.scores import keep
 from gr_core.eval.scoring import Scorer
 from gr_core.model.inputs import InputBuilder
 from gr_core.registry.interleaving import LATE, interleaved
@@ -113,6 +114,15 @@ class RequestScorer:
         requests = frame.to_dict("records")
         kept = {"request_id": list(frame["request_id"])} if "request_id" in frame else {}
         return type(frame)({**kept, **self.score(requests)}, index=frame.index)
+
+    def get_raw_model(self) -> RequestScorer:
+        """Return what MLflow wraps: for `write_scores`, which is no matter of requests."""
+        return self
+
+    def write_scores(self, pack: str, vocabulary: str, out: str) -> None:
+        """Score a pack, as evaluation does, and keep the logits in the folder `out`; the gate calls it (registry.artifact)."""
+        scored = self._scorer.score(Path(pack), vocabulary=Path(vocabulary))
+        keep(Path(out), scored, self._scorer.state["digest"])
 
     def _logits(self, requests: Sequence[Request], sizes: list[int]) -> npt.NDArray[np.float32]:
         if not sum(sizes):

@@ -28,7 +28,7 @@ from gr_core.lake.moved import rebased
 from gr_core.lake.pruned import refuse_version
 from gr_core.night import Night
 from gr_core.report.status import EVENT_KEYS, night_object
-from gr_core.stages import gating, judging, packing
+from gr_core.stages import judging, packing, rivals
 from gr_core.stages import slicing as cohorts
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def _scored(
             if not pack["num_supervised"] or not packing.pack_intact(pack):
                 raise FormatError(f"the holdout pack of night {night.key} is empty, gone or damaged", where=night.key)
             mine = judging.score(night, own.version.checkpoint, pack, words, num_threads=2)
-            theirs = gating.aligned(_score_other(night, entries, own, other, pack, words), mine)
+            theirs = rivals.aligned(_score_other(night, entries, own, other, pack, words), mine)
         except (FormatError, FileNotFoundError) as error:
             logger.warning("night %s's holdout is not scored by both: %s", night.key, error)
             continue

@@ -15,7 +15,7 @@ from gr_core.lake import store
 from gr_core.lake.journal import nights
 from gr_core.lake.moved import rebased
 from gr_core.night import Night, run_stage
-from gr_core.stages import evaluating, gating, judging, slicing
+from gr_core.stages import evaluating, gating, judging, rivals, slicing
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _paired(
             # by the night's own pack: an experiment with another vocabulary numbers ids differently
             rows, numbers = _of_night(night, "pack-holdout"), _of_night(night, "vocabulary")
             theirs = judging.score(night, rival.checkpoint, rows, numbers, num_threads=2)
-        theirs = gating.aligned(theirs, mine)
+        theirs = rivals.aligned(theirs, mine)
     except (FormatError, FileNotFoundError) as error:
         logger.warning("experiment %s is not compared with version %d: %s", night.key, rival.version, error)
         return {}

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from gr_core.config import Config
-from gr_core.data import vocabulary
 from gr_core.eval import gate as gates
 from gr_core.eval import metrics, scoring, slices, vetoes
 from gr_core.hashing import is_holdout
-from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Champion, champion
 from gr_core.night import Night, run_stage
-from gr_core.stages import evaluating, judging, packing, slicing
+from gr_core.stages import evaluating, judging, rivals, served, slicing
 
 logger = logging.getLogger(__name__)
 
 SMOOTHING = 20.0  # events of prior weight in the smoothed counts that a first model must beat
+aligned = rivals.aligned
 KEYS = {"user_id": pl.String, "shown_at": pl.Int64, "event_id": pl.String}  # `Scored.events`
 
 
@@ -37,8 +35,8 @@ def gate(
 ) -> dict[str, Any]:
     """Judge the challenger against the champion on the same holdout rows, and write the decision to the journal.
 
-    A champion that is not this night's parent numbers its ids differently, so its rows are encoded by its own
-    vocabulary; both are compared event by event.
+    What is judged is the registered model, downloaded and loaded in a fresh process (stages.served); whom it is measured
+    against says stages.rivals.
 
     Returns:
         gate (promoted | held), reasons, figures, the challenger's holdout metrics, and slices: those of challenger and
@@ -49,32 +47,36 @@ def gate(
     # An earlier decision of this unfinished night is being made again: it does not judge itself.
     entries = [e for e in journal.entries() if e.kind != "decided" or e.night != night.key]
     standing = champion(entries)
+    holdout = rivals.Holdout(pack=pack, words=words, ingested=ingested, buckets=buckets)
     identity = {
         "version": version["version"],
         "pack": pack["digest"],
         "gate": config.resolved()["gate"],
         "champion": standing.version if standing else None,
+        "full_retrain": rivals.root(night, standing),
         "findings": ingested.get("findings", []),
         "slices": [one.model_dump(mode="json") for one in config.evaluation.slices],
     }
 
     def work() -> dict[str, Any]:
-        challenger = score_challenger(night, trained, pack, words)
-        rival = score_champion(night, standing, pack, words, ingested, buckets) if standing else None
+        registered = score_registered(night, version["version"], trained, holdout)
+        challenger = registered.scored
+        others = rivals.score_all(night, standing, challenger, holdout)
         data_ok = all(found["level"] != "hold" for found in identity["findings"])
-        rival = aligned(rival, challenger) if rival is not None else None
+        rival = others.champion
         parts = slicing.of(night, pack, challenger)
-        decision = _decide(night, trained, challenger, rival, standing, data_ok=data_ok)
+        decision = decide(night, trained, challenger, others, standing, data_ok=data_ok)
         names, supervised = config.source.action_names, config.source.supervised_mask
         bit = names.index(config.gate.action)
         decision = vetoes.with_vetoes(decision, rival, challenger, parts, config.gate, bit=bit, seed=night.seed)
+        decision = _with_troubles(decision, [*registered.troubles, *others.troubles])
         sliced = slicing.named(slices.measure(challenger, parts, names, supervised), "holdout", version["version"])
         if rival is not None and standing is not None and rival.digest == challenger.digest:
             sliced += slicing.named(slices.measure(rival, parts, names, supervised), "holdout", standing.version)
         return {
             "gate": "promoted" if decision.promote else "held",
             "reasons": [*decision.reasons, *(found["message"] for found in identity["findings"])],
-            "figures": decision.figures,
+            "figures": decision.figures | registered.figures | {"full_retrain": identity["full_retrain"]},
             "holdout": metrics.evaluate(
                 challenger.labels, challenger.label_known, challenger.logits, names, supervised
             ),
@@ -97,17 +99,26 @@ def gate(
     return result
 
 
-def _decide(
+def decide(
     night: Night,
     trained: dict[str, Any],
     challenger: scoring.Scored,
-    rival: scoring.Scored | None,
+    others: rivals.Rivals,
     standing: Champion | None,
     *,
     data_ok: bool,
 ) -> gates.Decision:
-    """Compare the challenger's scores with the champion's on the same events, or with smoothed counts without one."""
-    config = night.settings
+    """Compare the challenger's scores with the champion's on the same events, or with smoothed counts without one.
+
+    Args:
+        night: The challenger's night.
+        trained: Its training's result; without a champion its watermark bounds the counts.
+        challenger: Its scores of the holdout, all actions in bit order.
+        others: The rivals' scores of the same rows.
+        standing: The champion.
+        data_ok: The night's data checks are green.
+    """
+    config, rival, full = night.settings, others.champion, others.full_retrain
     bit = config.source.action_names.index(config.gate.action)
     known = np.flatnonzero(challenger.label_known >> bit & 1)
     judged = pl.DataFrame(challenger.events, schema=KEYS, orient="row")[known]
@@ -119,8 +130,27 @@ def _decide(
         challenger_date=night.date,
         champion_date=standing.date if standing else None,
         baseline=smoothed_counts(night, config, trained, judged) if rival is None else None,
+        full_retrain=gates.Scores.of(full, bit) if full else None,
         seed=night.seed,
     )
+
+
+def _with_troubles(decision: gates.Decision, troubles: list[str]) -> gates.Decision:
+    """Hold where the registered model or a rival could not be judged; what else was found stands behind it."""
+    if not troubles:
+        return decision
+    return gates.Decision(False, [*troubles, *([] if decision.promote else decision.reasons)], decision.figures)
+
+
+def score_registered(night: Night, version: int, trained: dict[str, Any], holdout: rivals.Holdout) -> served.Served:
+    """Score the holdout by the registered challenger; see `served.score`."""
+
+    def own(kept: bool) -> scoring.Scored:  # noqa: FBT001 -- a callback with one argument
+        if kept:
+            return score_challenger(night, trained, holdout.pack, holdout.words)
+        return judging.score(night, trained["uri"], holdout.pack, holdout.words, num_threads=2)
+
+    return served.score(night, version, trained, holdout.pack, holdout.words, own)
 
 
 def score_challenger(
@@ -132,48 +162,6 @@ def score_challenger(
         logger.info("the challenger was scored on this holdout beside training; its scores are used")
         return judging.by_action(night, found)
     return judging.score(night, trained["uri"], pack, words, num_threads=2)
-
-
-def score_champion(
-    night: Night,
-    standing: Champion,
-    pack: dict[str, Any],
-    words: dict[str, Any],
-    ingested: dict[str, Any],
-    buckets: list[dict[str, Any]],
-) -> scoring.Scored:
-    """Score the holdout by the champion: on the night's pack where it is the parent, else on its own encoding of it."""
-    if night.parent is not None and night.parent.version == standing.version:
-        return judging.score(night, standing.checkpoint, pack, words, num_threads=2)
-    payload = judging.registered(night.journal.entries(), standing.version)
-    own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_copy(payload["vocabulary"])).version}
-    name = f"holdout-version-{standing.version}"
-    rows = packing.encode_pack(night, ingested, buckets, own, "holdout", name=name)
-    return judging.score(night, standing.checkpoint, rows, own, num_threads=2)
-
-
-def aligned(rival: scoring.Scored, challenger: scoring.Scored) -> scoring.Scored:
-    """Return the champion's scores in the challenger's row order; equal row sets get equal digests.
-
-    Args:
-        rival: The champion's scores, with their own digest.
-        challenger: The challenger's.
-
-    Returns:
-        The champion's scores with the challenger's digest; unchanged where the rows are not the same.
-    """
-    place, events = {event: row for row, event in enumerate(rival.events)}, challenger.events
-    if len(place) != len(events) or any(event not in place for event in events):
-        return rival  # other rows: the digests differ, and the gate holds and says so
-    order = np.array([place[event] for event in events], np.int64)
-    return replace(
-        challenger,
-        logits=rival.logits[order],
-        labels=rival.labels[order],
-        label_known=rival.label_known[order],
-        actions=rival.actions,
-        action_bits=rival.action_bits,
-    )
 
 
 def smoothed_counts(night: Night, config: Config, trained: dict[str, Any], judged: pl.DataFrame) -> Any:

@@ -158,3 +158,14 @@ def test_the_commit_of_a_bootstrap_belongs_to_no_night() -> None:
 
     assert champion(entries) is None
     assert set(nights(entries)) == {"06-01", "06-02", "06-03"}
+
+
+def test_the_root_is_the_newest_full_retrain_or_a_version_without_a_parent() -> None:
+    """A lineage counts its losses from its root: at first the first night's version, then each full retrain's."""
+    retrained = [
+        (kind, key, {**payload, "mode": "full_retrain"} if kind == "opened" else payload)
+        for kind, key, payload in night("06-03", 3, 2)
+    ]
+    lineage = Lineage.of(book(*night("06-01", 1, None), *night("06-02", 2, 1), *retrained, *night("06-04", 4, 3)))
+
+    assert [lineage.root(version) for version in (None, 1, 2, 3, 4)] == [None, 1, 1, 3, 3]

@@ -9,17 +9,22 @@ from pathlib import Path
 import pytest
 
 import tests.tiny as tiny
-from tests.beside import train_here
+from tests.beside import score_here, train_here
 from tests.erased import FIRST, REGISTRY, SECOND, THIRD, Registry, conclude, write_day
 from tests.plain import run
 
 
 @pytest.fixture(scope="module", autouse=True)
 def trained_here(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Train in this process, which saves the start of a child; a module with TRAINS_IN_A_CHILD trains as a night does."""
+    """Train and score in this process, which saves the start of a child.
+
+    Modules with TRAINS_IN_A_CHILD or SCORES_IN_A_PROCESS do as a night does.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "TRAINS_IN_A_CHILD", False):
             train_here(patch)
+        if not getattr(request.module, "SCORES_IN_A_PROCESS", False):
+            score_here(patch)
         yield
 
 

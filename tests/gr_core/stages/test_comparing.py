@@ -16,7 +16,7 @@ from gr_core.data import vocabulary
 from gr_core.errors import ConfigError, UsageError
 from gr_core.lake.journal import Journal
 from gr_core.report.compared import render_comparison
-from gr_core.stages import comparing, gating, judging
+from gr_core.stages import comparing, gating, judging, served
 from tests.erased import FIRST, SECOND, THIRD, entries_of, snapshot
 from tests.plain import run
 
@@ -33,7 +33,9 @@ def compared(poisoned: World, tmp_path_factory: pytest.TempPathFactory) -> tuple
     payload = judging.registration(night, 3, done["train"], done["vocabulary"])
     night.journal.append("registered", night.key, payload, at_us=1)
     rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
-    gating.gate(night, {"version": 3}, done["train"], *rest)
+    with pytest.MonkeyPatch.context() as patch:  # the registry has no version 3
+        patch.setattr(served, "score", lambda *arguments: served.Served(scored=arguments[-1](True)))
+        gating.gate(night, {"version": 3}, done["train"], *rest)
     return config, home
 
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from gr_core.eval.scoring import Scored
 from gr_core.hashing import is_holdout
-from gr_core.stages import gating
+from gr_core.stages import gating, rivals
 from tests.events import batch, event, make_config, table
 
 LATER = datetime(2025, 9, 1, tzinfo=UTC)
@@ -41,7 +41,7 @@ def test_scores_of_the_same_rows_in_another_order_are_paired() -> None:
     events = [("a", 1, "e"), ("b", 1, "e"), ("a", 2, "e"), ("b", 1, "f")]
     challenger = replace(scored(*events), digest="own")
 
-    found = gating.aligned(scored(*events[::-1]), challenger)
+    found = rivals.aligned(scored(*events[::-1]), challenger)
 
     assert found.digest == "own"
     assert found.events == events

@@ -16,7 +16,7 @@ from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.lake.journal import Journal, champion, nights
 from gr_core.night import open_night
 from gr_core.registry.mlflow_store import MlflowStore
-from gr_core.stages import gating, ingesting, judging, packing, sequencing
+from gr_core.stages import ingesting, judging, packing, rivals, sequencing
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -223,13 +223,15 @@ def test_a_champion_that_is_not_the_parent_is_scored_by_its_own_vocabulary(tmp_p
     assert chosen.version == 2
     night, done = run(config, home, DAY + timedelta(days=2), parent=1)
 
-    rest = (done["pack"]["holdout"], done["vocabulary"], done["ingest"], done["sequences"])
+    holdout = rivals.Holdout(
+        pack=done["pack"]["holdout"], words=done["vocabulary"], ingested=done["ingest"], buckets=done["sequences"]
+    )
     wrong = judging.score(night, chosen.checkpoint, done["pack"]["holdout"], done["vocabulary"])
     payload = judging.registered(journal_of(home).entries(), 2)
     own = {"uri": payload["vocabulary"], "version": vocabulary.load(Path(payload["vocabulary"])).version}
     rows = packing.encode_pack(night, done["ingest"], done["sequences"], own, "holdout", name="check")
     right = judging.score(night, chosen.checkpoint, rows, own)
-    scored = gating.score_champion(night, chosen, *rest)
+    scored = rivals.score_version(night, chosen.version, holdout)
 
     assert right.event_ids == scored.event_ids
     assert (right.logits == scored.logits).all()
