@@ -43,13 +43,14 @@ def _usual_day(settings: Config, home: str) -> Date:
 def _one_night(asked: argparse.Namespace, settings: Config, home: str, day: Date) -> dict[str, Any]:
     """Run a night unless it is finished or already running; bad input ends it before Prefect starts."""
     from gr_core.night import night_key
-    from gr_core.stages import ingesting, outcome
+    from gr_core.stages import aliases, ingesting, outcome
 
     key = night_key(day, asked.parent, asked.experiment)
     if asked.experiment is not None:
         _check_experiment(asked, settings, home, key)
     done = outcome.finished(home, key)
     if done is not None and asked.force is None:
+        aliases.settle(settings, home)
         sys.stderr.write(f"night {key} is finished ({done['state']}, {done['gate']}); nothing to do\n")
         return done
     if asked.force is not None and not outcome.opened(home, key):

@@ -108,7 +108,7 @@ def open_experiment(
         The night, as its last attempt had it, and the experiment.
 
     Raises:
-        UsageError: No usable name; or the night's parent was tainted by a retraction.
+        UsageError: No usable name; or the night was pruned, or its parent tainted by a retraction.
         ConfigError: Lake or source differ from the night's, or `model` or `vocabulary` from the parent's.
         BoundError: As `open_night`, for a night that has not been run yet.
     """

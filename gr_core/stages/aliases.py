@@ -9,6 +9,7 @@ from gr_core import environment
 from gr_core.config import Config
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, challenger, champion, previous
+from gr_core.lake.lock import night_lock
 
 # kinds of entries that may move an alias
 MOVES = ("registered", "decided", "promoted", "rollback", "retracted")
@@ -54,6 +55,20 @@ def is_settled(entries: Sequence[Entry]) -> bool:
         if entry.kind == "finished" and entry.payload["state"] == "completed":
             return True
     return True
+
+
+def settle(config: Config, home: str) -> None:
+    """Repair the aliases as `repair_if_moved` does, for a command that holds no lock and finds nothing else to do.
+
+    Args:
+        config: The run's config.
+        home: URI of the home; where somebody else works in it, the aliases are his to set.
+    """
+    if is_settled(Journal(store.join(home, "lake", "journal")).entries()):
+        return
+    with night_lock(home, "aliases") as holder:
+        if holder is None:
+            repair_if_moved(config, home)
 
 
 def repair_if_moved(config: Config, home: str) -> None:

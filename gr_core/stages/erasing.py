@@ -60,6 +60,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
     # refuses another lake's config, and a key that would name another user, before anything is written
     userkey.check(config, home, started=table.exists())
     with alone(home, "forget"):
+        aliases.repair_if_moved(config, home)
         entries = journal.entries()
         trained = _trained_on(config, entries, table, own)
         stone = tombstones.add(lake, own, buckets, at_us=at_us, versions=trained)

@@ -24,6 +24,7 @@ from gr_core.lake.lock import alone
 from gr_core.lake.pruned import Pruned
 from gr_core.refs import iso
 from gr_core.registry.base import ModelStore
+from gr_core.stages import aliases
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def prune(
     if dry_run or not entries:
         return _plan(config, home, entries, number, retention_hours).told(dry_run=dry_run)
     with alone(home, "prune"):
+        aliases.repair_if_moved(config, home)
         store.remove_leftovers(home)
         entries = journal.entries()
         plan = _plan(config, home, entries, number, retention_hours, tags={"pruned": iso(at_us)})

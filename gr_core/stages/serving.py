@@ -22,6 +22,7 @@ from gr_core.errors import DataContractError, FormatError, UsageError
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, Version, challenger, champion, previous, versions
+from gr_core.lake.pruned import refuse_version
 from gr_core.registry import requests
 from gr_core.registry.scorer import RequestScorer, moment
 
@@ -47,6 +48,8 @@ def find_version(config: Config, home: str, entries: Sequence[Entry], name: str)
     number = int(name) if name.isdecimal() else ours[name] if name in ours else _other_alias(config, home, name)
     if number in known:
         return known[number]
+    if number is not None:
+        refuse_version(entries, number, where="model")
     there = ", ".join(map(str, sorted(known)[-_SHOWN:])) or "none"
     what = "no registered version" if name.isdecimal() else "no alias of a registered version"
     raise UsageError(

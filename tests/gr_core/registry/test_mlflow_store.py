@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,6 +151,22 @@ def test_a_run_holds_what_was_logged_once(store, client, home):
     assert json.loads(dataset.source) == {"path": "/lake/events", "delta_table_version": 5}
     assert json.loads(dataset.profile) == {"bound": {"commit": 3, "delta_version": 5}, "rows": {"read": 10}}
     assert store.link(run).startswith(f"sqlite:///{home}/mlflow.db#/experiments/")
+
+
+def test_a_dataset_of_any_size_is_recorded_without_its_rows(store, client):
+    """Case B13: table, Delta version, bound and counts of ten million rows, of a table that nobody opens, in seconds."""
+    run = store.start_night("2025-06-21", params={}, tags={})
+    bound = {"commit": 3, "delta_version": 5, "cutoff": "2025-06-22T00:00:00Z"}
+    started = time.process_time()
+    store.log_dataset(run, "s3://nowhere/lake/events", bound, {"read": 10_000_000, "committed": 9_999_999})
+
+    assert time.process_time() - started < 5.0
+    (recorded,) = client.get_run(run).inputs.dataset_inputs
+    assert json.loads(recorded.dataset.source) == {"path": "s3://nowhere/lake/events", "delta_table_version": 5}
+    assert json.loads(recorded.dataset.profile) == {
+        "bound": bound,
+        "rows": {"read": 10_000_000, "committed": 9_999_999},
+    }
 
 
 def test_a_series_is_logged_once_at_its_steps(store, client):

@@ -14,6 +14,7 @@ import tests.tiny as tiny
 from gr_core.lake.journal import Journal, nights
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.revision import git_revision
+from gr_core.stages import training
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -109,6 +110,32 @@ def test_the_git_revision_is_that_of_our_checkout_alone(tmp_path: Path) -> None:
     assert revision(inside) == {}
     (own / "__init__.py").write_text("changed = True")
     assert revision(own)["dirty"] == "true"
+
+
+def test_a_resumed_night_is_one_run_whatever_way_its_numbers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case B4: 0.10 for 0.1 resumes run and checkpoint; 0.2 is another attempt, trained anew, and MLflow takes it all."""
+    config, home = tiny.make(tmp_path, days=1), tmp_path / "home"
+    trained: list[Any] = []
+    real = training.run_training
+    monkeypatch.setattr(training, "run_training", lambda *a, **k: trained.append(a) or real(*a, **k))
+
+    _, first = run(config, home, DAY, "train.dense_learning_rate=0.1", stop_after="register")
+    _, same = run(config, home, DAY, "train.dense_learning_rate=0.10", stop_after="register")
+    assert (len(trained), same["train"]["reused"], same["register"]["reused"]) == (1, True, True)
+    _, other = run(config, home, DAY, "train.dense_learning_rate=0.2")
+
+    assert len(trained) == 2
+    assert other["train"]["digest"] != first["train"]["digest"]
+    attempts = nights(Journal(str(home / "lake" / "journal")).entries())[str(DAY)].attempts
+    assert attempts[0]["fingerprint"] == attempts[1]["fingerprint"] != attempts[2]["fingerprint"]
+    assert [one.get("difference") for one in attempts[1:]] == [{}, {"train.dense_learning_rate": [0.1, 0.2]}]
+    found = runs_of(home)
+    assert sorted(found) == [str(DAY), "evaluate", "train"]
+    assert found[str(DAY)].data.params["train.dense_learning_rate"] == "0.1"
+    assert found[str(DAY)].data.tags["daybreak.changed/train.dense_learning_rate"] == "0.2"
+    assert found[str(DAY)].info.status == "FINISHED"
 
 
 def test_a_run_of_a_night_that_died_is_not_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
