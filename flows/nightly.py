@@ -11,19 +11,23 @@ from typing import Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.futures import wait
+from prefect.futures import PrefectFuture, wait
 from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import unmapped
 
+from flows.crashes import on_record
 from flows.runners import Runner, bucket_runner
 from flows.scheduling import run_name, scheduled_day
+from flows.stopping import give_up
+from flows.watching import watched
 from gr_core import grouping
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import Night, night_key, open_night
 from gr_core.stages import aliases, ingesting, judging, outcome, sequencing, tidying
+from tasks.announce import announce
 from tasks.artifacts import publish_night
 from tasks.attribution import publish_training
 from tasks.beside import judge_beside
@@ -78,17 +82,19 @@ def nightly(
     where = home_uri(settings.name, home)
     prepare_tools(where)
     key = night_key(day, parent)
-    while True:
-        with night_lock(where, key) as holder:
-            if holder is None:
-                return run_night(settings, where, day, parent=parent, force=force, mode=mode, runner=runner)
-        if holder == key:
-            message = f"night {key} is already running; this start ends"
-            return Completed(
-                name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]}
-            )
-        logger.info("night %s is running in this home; %s waits for it", holder, key)
-        time.sleep(2)
+    with watched():
+        while True:
+            with night_lock(where, key) as holder:
+                if holder is None:
+                    with on_record(where):
+                        return run_night(settings, where, day, parent=parent, force=force, mode=mode, runner=runner)
+            if holder == key:
+                message = f"night {key} is already running; this start ends"
+                return Completed(
+                    name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]}
+                )
+            logger.info("night %s is running in this home; %s waits for it", holder, key)
+            time.sleep(2)
 
 
 def run_night(
@@ -118,7 +124,7 @@ def run_night(
     try:
         status = run_stages(night, runner)
     except BaseException as error:
-        judging.fail(night, error)
+        give_up(night, error)
         raise
     publish_night(status, status.get("mlflow"))
     publish_page(night, logged="mlflow" in status)
@@ -151,7 +157,8 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
     words, encoded, packs = made["vocabulary"], made["encode"], made["packs"]
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
-    wait([training, evaluation])
+    beside: list[PrefectFuture[Any]] = [training, evaluation, announce.submit(night)]
+    wait(beside)
     trained, evaluated = training.result(), evaluation.result()
     publish_training(night.key, trained)
     version = register(night, ingested, trained, evaluated, words)

@@ -105,6 +105,9 @@ def _check_experiment(asked: argparse.Namespace, settings: Config, home: str, ke
 def prepare(home: str) -> None:
     """Make ready for Prefect: its state in the home, and no server left behind there by a killed run."""
     end_orphaned_servers(prepare_tools(home))
+    from flows.watching import use_own_server
+
+    use_own_server()
 
 
 def _next_nights(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:

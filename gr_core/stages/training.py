@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from gr_core.hashing import short
 from gr_core.lake import store
 from gr_core.night import Night, run_stage, stage_fingerprint
 from gr_core.refs import Bound, CheckpointRef
-from gr_core.stages import evaluating
+from gr_core.stages import children, evaluating
 from gr_core.train import launch
 from gr_core.train.advice import with_evaluation
 from gr_core.train.settings import UNDECIDING
@@ -189,6 +190,7 @@ def run_training(
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_variables()
         ) as child,
+        children.known(child, _stop),
     ):
         watchdog = threading.Timer(timeout_seconds or threading.TIMEOUT_MAX, _stop, (child,))
         watchdog.daemon = True
@@ -216,7 +218,8 @@ def _stop(child: subprocess.Popen[str]) -> None:
     """Kill the child; ranks that it started live in sessions of their own and end when its stdin closes."""
     child.kill()
     if child.stdin is not None:
-        child.stdin.close()
+        with contextlib.suppress(OSError):
+            child.stdin.close()
 
 
 def _json_lines(stream: Any) -> Iterator[dict[str, Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from flows.cli import main
 from gr_core.errors import DataContractError
 from gr_core.lake.journal import Journal, nights
 from gr_core.lake.lock import night_lock
+from tests.stand import until
 
 ROOT = Path(__file__).parent.parent.parent
 DAY = str(tiny.FIRST_DAY)
@@ -161,7 +165,21 @@ def start(config: Path, home: Path, day: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
     )
+
+
+def processes_of(home: Path) -> list[str]:
+    """Return the command lines of processes that work for a home: trainings, evaluators and Prefect's server."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command, variables = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile, or is not ours to look at
+        if str(home).encode() in command or f"PREFECT_HOME={home}/".encode() in variables:
+            found.append(command.replace(b"\0", b" ").decode())
+    return found
 
 
 def wait_for_training(night: subprocess.Popen[str], home: Path) -> None:
@@ -174,26 +192,26 @@ def wait_for_training(night: subprocess.Popen[str], home: Path) -> None:
 
 
 @pytest.mark.prefect
-def test_a_terminated_night_says_so_and_leaves_no_process(tmp_path: Path) -> None:
-    """SIGTERM in training: exit 1, one object, the journal says cancelled, and the training child is gone."""
+@pytest.mark.parametrize("end", [os.kill, os.killpg], ids=["process", "group"])
+def test_a_terminated_night_says_so_and_leaves_no_process(tmp_path: Path, end: Callable[[int, int], None]) -> None:
+    """SIGTERM in training, also to the whole group: exit 1, one object, the journal says cancelled, no process is left."""
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     night = start(config, home, DAY)
     wait_for_training(night, home)
 
-    night.terminate()
+    end(night.pid, signal.SIGTERM)
     out = night.communicate(timeout=60)[0]
 
     assert night.returncode == 1
     assert "interrupted" in json.loads(out)["error"]["message"]
     assert nights(Journal(str(home / "lake" / "journal")).entries())[DAY].state == "cancelled"
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not any(b"gr_core.train" in command and str(home).encode() in command for command in commands)
+    assert processes_of(home) == []
 
 
 @pytest.mark.prefect
 def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    """After kill -9 in training the next start redoes only what is missing; the checkpoint has the same digest."""
+    """After kill -9 in training the next start redoes only what is missing, to the same digest; the dead run is Crashed (A5)."""
     config = tiny.make(tmp_path, days=1)
     home, calm = tmp_path / "home", tmp_path / "calm"
     first = start(config, home, DAY)
@@ -202,6 +220,7 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
     first.wait()
     assert first.stdout is not None
     first.stdout.close()
+    until(lambda: not processes_of(home), what="the end of what the killed night had started")
     manifests = {p: p.stat().st_mtime_ns for p in (home / "nights" / DAY / "manifests").iterdir()}
     record = nights(Journal(str(home / "lake" / "journal")).entries())[DAY]
     assert not record.is_finished
@@ -213,11 +232,15 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
     assert again.returncode in (0, 3)
     assert night["attempts"] == 2
     assert {path: path.stat().st_mtime_ns for path in manifests} == manifests
-    assert (home / "prefect" / "prefect.db").exists()
+    with contextlib.closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
+        states = database.execute("SELECT state_type FROM flow_run ORDER BY created").fetchall()
+    assert states == [("CRASHED",), ("COMPLETED",)]
     for key in ("gate", "version", "rows", "due_events", "supervised_events", "new_events", "holdout_events"):
         assert night[key] == undisturbed[key], key
-    states = [json.loads(next((h / "nights" / DAY).glob("checkpoint-*/state.json")).read_text()) for h in (home, calm)]
-    assert states[0]["digest"] == states[1]["digest"]
+    checkpoints = [
+        json.loads(next((h / "nights" / DAY).glob("checkpoint-*/state.json")).read_text()) for h in (home, calm)
+    ]
+    assert checkpoints[0]["digest"] == checkpoints[1]["digest"]
 
 
 @pytest.mark.prefect

@@ -1,0 +1,65 @@
+"""Flow runs that a kill left behind: Prefect shows them as running for ever, where their worker was killed too (case A5).
+
+While a flow run holds a home's lock it is on record in the home (`flow-runs/`). Whoever takes the lock next finds what a
+dead holder left there, and only a dead one's: its flow run is marked Crashed, which also gives back the deployment's
+concurrency slot. A run that ended by itself has no record, however long its process takes to go.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.states import Crashed
+
+from gr_core.lake import store
+
+logger = logging.getLogger("gr_core.flows")
+
+FOLDER = "flow-runs"
+SAID = "its process was killed; the next start in this home found its record"
+
+
+@contextmanager
+def on_record(home: str) -> Iterator[None]:
+    """Keep the current flow run on record for the block, and mark those that dead holders of the lock left as Crashed.
+
+    Args:
+        home: URI of the home, whose lock is held.
+    """
+    folder, own = store.join(home, FOLDER), flow_run.id
+    for left in store.listing(folder):
+        if (name := left.name.removesuffix(".json")) != own:
+            _crash(name, str(store.read_json(left.uri).get("root") or ""))
+            store.remove(left.uri)
+    if own is None:
+        yield
+        return
+    record = store.join(folder, f"{own}.json")
+    store.write_json(record, {"root": flow_run.root_flow_run_id})
+    try:
+        yield
+    finally:
+        store.remove(record)
+
+
+def _crash(run: str, root: str) -> None:
+    """Mark a dead run, and the run that it was part of, unless they have ended or another server knows them."""
+    for name in dict.fromkeys((run, root)):
+        try:
+            with get_client(sync_client=True) as client:
+                found = client.read_flow_run(UUID(name))
+                if found.state is None or found.state.is_final():
+                    continue
+                state: State[Any] = Crashed(message=SAID)
+                client.set_flow_run_state(found.id, state, force=True)
+        except (ObjectNotFound, ValueError):
+            continue
+        logger.warning("flow run %s was killed by something; it is marked Crashed", found.name)
