@@ -168,7 +168,7 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
         decision = judge_beside(night, version, trained, packs["holdout"], words)
     publish_slices(night.key, evaluated, decision)
     results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated}
-    return judging.finish(night, results | {"register": version, "gate": decision})
+    return judging.finish(night, results | {"register": version, "gate": decision}, ended_us=now_us())
 
 
 def _write_packs(

@@ -16,12 +16,14 @@ from gr_core.lake.lock import running_night
 
 
 def status(_asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
-    """Show the home's nights, champion and findings; returns the object of example 7."""
+    """Show the home's nights, champion and findings; returns the object of example 7, and 1 where a finding is an error."""
     from gr_core.stages import outcome
 
     today = datetime.now(ZoneInfo(settings.lake.zone)).date()
     now_us = round(datetime.now(ZoneInfo("UTC")).timestamp() * 1e6)
-    return outcome.status(settings, home, today, now_us=now_us, running=running_night(home)), options.DONE
+    value = outcome.status(settings, home, today, now_us=now_us, running=running_night(home))
+    failed = any(found["level"] == "error" for found in value["findings"])
+    return value, options.FAILED if failed else options.DONE
 
 
 def config_show(_asked: argparse.Namespace, settings: Config, _home: str) -> tuple[dict[str, Any], int]:

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from gr_core.alerts_config import AlertsConfig
 from gr_core.errors import ConfigError
 from gr_core.evaluation_config import EvaluationConfig, SliceConfig
 from gr_core.hashing import fingerprint
@@ -179,6 +180,8 @@ class NightlyConfig(Section):
 
     ready_by: str | None = None
     """Local time HH:MM by which the night should be done."""
+    catch_up_days: int = Field(default=7, ge=0, le=366)
+    """A scheduled night first runs the nights of at most so many days before its own that have none, oldest first."""
     stage_timeout_seconds: int = Field(default=3600, ge=1, le=CENTURY_DAYS * 86_400)
     """A stage that runs longer is stopped and retried."""
 
@@ -207,6 +210,7 @@ class Config(Section):
     gate: GateConfig = GateConfig()
     nightly: NightlyConfig = NightlyConfig()
     prune: PruneConfig = PruneConfig()
+    alerts: AlertsConfig = AlertsConfig()
 
     @model_validator(mode="after")
     def _across(self) -> Self:

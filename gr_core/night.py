@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import date as Date
 from typing import Any
 
+from gr_core import progress
 from gr_core.config import Config, parse_config
 from gr_core.config_rules import check_lake, config_difference, refuse_full_retrain, trained_with
 from gr_core.environment import state_directory
@@ -378,7 +379,10 @@ def run_stage(
     store.remove(uri)
     started = time.perf_counter()
     try:
-        with store.answering(night.home):  # also what Polars or MLflow met there
+        with (
+            progress.of_stage(night.home, night.key, name),
+            store.answering(night.home),
+        ):  # also what Polars or MLflow met there
             result = work()
     except BaseException as error:
         error.add_note(f"{STAGE_NOTE}{name}")

@@ -151,6 +151,7 @@ class Finished(TypedDict):
     state: Literal["completed", "no_data"]
     bound: dict[str, Any] | None  # Bound.to_json(); counts as scored, so its events are never new again
     status: dict[str, Any]  # the night's figures or its whole status object (example 7)
+    ended_us: NotRequired[int]  # the entry's own time is that of the attempt's start
 
 
 class Failed(TypedDict):

@@ -35,6 +35,8 @@ class NightRecord:
     opened_us: int = 0
     updated_us: int = 0
     finished_us: int | None = None
+    elapsed_us: int | None = None
+    """Of the attempt that finished; nights of older releases have none."""
     finished_seq: int | None = None
     attempts: tuple[dict[str, Any], ...] = ()
     """One payload an attempt: that of `opened`, then those of the `attempt` entries."""
@@ -191,7 +193,9 @@ def _changes(record: NightRecord, entry: Entry) -> dict[str, Any]:
         case "failed" | "cancelled":
             changes = {"state": entry.kind, "stage": payload.get("stage"), "error": payload.get("error")}
         case "finished":
-            changes = {"state": payload["state"], "status": payload.get("status") or {}, "finished_us": entry.at_us}
+            changes = {"state": payload["state"], "status": payload.get("status") or {}}
+            changes["finished_us"] = payload.get("ended_us", entry.at_us)
+            changes["elapsed_us"] = payload["ended_us"] - entry.at_us if "ended_us" in payload else None
             changes["finished_seq"] = entry.seq
             changes |= {"bound": _bound(payload.get("bound")), "stage": None, "error": None}
     return changes

@@ -23,7 +23,7 @@ EVENT_KEYS = ("due_events", "supervised_events", "new_events", "holdout_events",
 SAMPLED_KEYS = ("replayed_events", "sampled_out_events")
 """Counts of nights that sampled: old events trained on again (in no other count), and supervised ones of which no label was
 kept (train.replay_fraction, train.negative_fraction)."""
-STALE_DAYS = 2
+STALE_DAYS = 2  # alerts.stale_champion_days, by default
 STAGES = ("ingest", "sequences", "pack", "evaluate", "train", "register", "gate")
 _METRIC_KEYS = ("auc", "ne", "count", "positives")
 _GATES = {"promote": "promoted", "hold": "held", None: "none"}
@@ -229,8 +229,17 @@ def render_status(status: Mapping[str, Any]) -> RenderableType:
     for night in _explained(status["nights"]):
         reasons = [reason for reason in night["reasons"] if not _told(night, reason, findings)]
         lines += [Text(f"{night['date']}: {'; '.join(reasons)}", "dim")] if reasons else []
+    lines += [Text(_running(night), "cyan") for night in status["nights"] if night.get("running")]
     lines += [Text(line, "dim") for line in _scored(status["nights"])]
     return Group(*lines, *found)
+
+
+def _running(night: Mapping[str, Any]) -> str:
+    """Tell what a night that runs is doing (`gr_core.report.running.under_way`)."""
+    running = night["running"]
+    doing = " and ".join(running["stages"]) or "between two stages"
+    steps = f", step {running['step']} of {running['steps']}" if "steps" in running else ""
+    return f"{night['date']} is running: {doing}{steps}, for {running['seconds']:.0f} s"
 
 
 def _head(best: Mapping[str, Any]) -> str:

@@ -175,8 +175,13 @@ def _refuse_reused_number(entries: Sequence[Entry], version: int, digest: str) -
             )
 
 
-def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:
+def finish(night: Night, results: dict[str, Any], *, ended_us: int | None = None) -> dict[str, Any]:
     """Write the night's status object to the journal and project it to MLflow; a finished night is immutable.
+
+    Args:
+        night: The night.
+        results: Those of its stages.
+        ended_us: Now, microseconds since the epoch; later nights are forecast from how long this one took.
 
     Returns:
         The night as in `daybreak status --json`.
@@ -195,6 +200,7 @@ def finish(night: Night, results: dict[str, Any]) -> dict[str, Any]:
         models.finish(run, "FINISHED")
     # Last: a night that died before this is finished again, and MLflow with it.
     payload = {"state": status["state"], "bound": results["ingest"]["bound"], "status": status}
+    payload |= {"ended_us": ended_us} if ended_us is not None else {}
     night.journal.append("finished", night.key, payload, at_us=night.at_us)
     return status
 

@@ -6,11 +6,13 @@ from datetime import date as Date
 from datetime import timedelta
 from typing import Any
 
+from gr_core import progress
 from gr_core.config import Config
 from gr_core.errors import UsageError
 from gr_core.lake import store
 from gr_core.lake.journal import Journal, nights
-from gr_core.report.status import STALE_DAYS, Promise, build_status, night_object
+from gr_core.report.running import forecast, under_way
+from gr_core.report.status import Promise, build_status, night_object
 
 
 def opened(home: str, key: str) -> bool:
@@ -35,11 +37,36 @@ def status(config: Config, home: str, today: Date, *, now_us: int, running: str 
         running: Key of the night that a live process works on.
     """
     entries = Journal(store.join(home, "lake", "journal")).entries()
-    stale_days = None if config.source.world else STALE_DAYS  # an embedded world's days are not the calendar's
-    promise = None
-    if config.nightly.ready_by and config.source.world is None:
-        promise = Promise(ready_by=config.nightly.ready_by, zone=config.lake.zone, now_us=now_us)
-    return build_status(entries, today=today, running=running, stale_days=stale_days, promise=promise)
+    # an embedded world's days are not the calendar's
+    stale_days = None if config.source.world else config.alerts.stale_champion_days
+    promise = promised(config, now_us)
+    found = build_status(entries, today=today, running=running, stale_days=stale_days, promise=promise)
+    told = progress.read(home, running) if running is not None else None
+    if told is not None:
+        found["nights"] = [
+            under_way(night, told, now_us) if night["state"] == "running" else night for night in found["nights"]
+        ]
+    if promise is not None:
+        records = list(nights(entries).values())
+        late = forecast(records, today - timedelta(days=1), promise, told)
+        found["findings"] += [late] if late is not None else []
+    return found
+
+
+def promised(config: Config, now_us: int) -> Promise | None:
+    """Return when the config wants nights to be done (nightly.ready_by); None: it does not say, or days are a world's."""
+    if not config.nightly.ready_by or config.source.world is not None:
+        return None
+    return Promise(ready_by=config.nightly.ready_by, zone=config.lake.zone, now_us=now_us)
+
+
+def expected(config: Config, home: str, day: Date, *, now_us: int) -> dict[str, str] | None:
+    """Return the finding that a night of a day, were it to start now, would miss `nightly.ready_by`; None: it would not."""
+    promise = promised(config, now_us)
+    if promise is None:
+        return None
+    records = list(nights(Journal(store.join(home, "lake", "journal")).entries()).values())
+    return forecast(records, day, promise, {})
 
 
 def next_day(config: Config, home: str) -> Date:

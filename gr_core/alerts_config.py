@@ -1,0 +1,22 @@
+"""Config section `alerts`: who is told of a night that failed, was held, is late, or of a champion that is stale."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gr_core.section import Section
+
+Alert = Literal["failed", "held", "stale", "late"]
+
+
+class AlertsConfig(Section):
+    """What a night tells, beside its status, and to whom."""
+
+    block: Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")] | None = None
+    """Prefect notification block that is told, as type/name, such as slack-webhook/on-call; none: `status` alone tells."""
+    on: tuple[Alert, ...] = ("failed", "held", "stale", "late")
+    """What is told: a night failed; the gate held its challenger; the champion is stale; `nightly.ready_by` will be missed."""
+    stale_champion_days: int = Field(default=2, ge=1, le=3650)
+    """A champion whose day lies more than so many days back is stale."""
