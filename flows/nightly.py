@@ -16,6 +16,8 @@ from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import unmapped
 
+from flows.alerting import telling
+from flows.catching_up import catch_up
 from flows.crashes import on_record
 from flows.runners import Runner, bucket_runner
 from flows.scheduling import run_name, scheduled_day
@@ -82,12 +84,21 @@ def nightly(
     where = home_uri(settings.name, home)
     prepare_tools(where)
     key = night_key(day, parent)
+
+    def night() -> dict[str, Any]:
+        return run_night(settings, where, day, parent=parent, force=force, mode=mode, runner=runner)
+
+    def missed(other: Date) -> object:
+        return nightly(config=config, date=other, home=home, overrides=overrides, runner=runner)
+
     with watched():
+        if date is None and parent is None and force is None:
+            catch_up(settings, where, day, missed)
         while True:
             with night_lock(where, key) as holder:
                 if holder is None:
                     with on_record(where):
-                        return run_night(settings, where, day, parent=parent, force=force, mode=mode, runner=runner)
+                        return telling(settings, where, day, night)
             if holder == key:
                 message = f"night {key} is already running; this start ends"
                 return Completed(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 120.0  # seconds; a busy machine starts a Prefect process in ten
+PATIENCE = 200.0  # seconds; a busy machine takes a minute for what takes an idle one five seconds
 
 POOL = "cpu"
 

@@ -83,3 +83,25 @@ def next_day(config: Config, home: str) -> Date:
     if config.source.world is None:
         raise UsageError("--next needs a night to count from; run the first with --date YYYY-MM-DD", where="next")
     return config.source.world.start
+
+
+def missed_days(home: str, day: Date, limit: int) -> tuple[list[Date], list[Date]]:
+    """Find the days after the newest finished night, or from the oldest unfinished one on, whose night has not finished.
+
+    Args:
+        home: URI of the home.
+        day: Days before this one.
+        limit: At most so many of the newest of them are to be run.
+
+    Returns:
+        Those to run and those left out, each oldest first.
+    """
+    records = nights(Journal(store.join(home, "lake", "journal")).entries()).values()
+    main = {Date.fromisoformat(record.date): record for record in records if record.is_main}
+    finished = [one for one, record in main.items() if record.is_finished]
+    begun = [max(finished) + timedelta(days=1)] if finished else [min(main)] if main else []
+    if not begun:
+        return [], []
+    missing = [begun[0] + timedelta(days=n) for n in range(max((day - begun[0]).days, 0))]
+    kept = max(len(missing) - limit, 0)
+    return missing[kept:], missing[:kept]

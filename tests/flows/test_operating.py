@@ -1,0 +1,189 @@
+"""Operations on a real Prefect server with a real worker: a schedule fires, a night is cancelled, killed, taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.schedules import Interval
+
+import tests.tiny as tiny
+from flows.cli import main
+from flows.nightly import nightly
+from flows.scheduling import day_before
+from gr_core.lake.journal import Journal, NightRecord, nights
+from gr_core.lake.lock import running_night
+from tests.stand import PATIENCE, POOL, ROOT, Stand, until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+
+CANCELLED_SECONDS = 30.0  # issue 6: no process of the night is left after that
+# Trained slowly enough to be met in training, in many small steps that are all saved
+SLOW = ["model.width=128", "model.num_layers=8", "pack.token_budget=64", "train.save_every_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """Start a server with a pool of processes; schedules are looked at every second."""
+    quick = {f"PREFECT_SERVER_SERVICES_SCHEDULER_{key}": "1" for key in ("LOOP_SECONDS", "MIN_RUNS")}
+    made = Stand(tmp_path_factory.mktemp("stand"), **quick)
+    try:
+        made.serve()
+        assert made.prefect("work-pool", "create", POOL, "--type", "process").returncode == 0
+        yield made
+    finally:
+        made.close()
+
+
+def record_of(home: Path, night: str) -> NightRecord:
+    """Return what the journal knows of a night."""
+    return nights(Journal(str(home / "lake" / "journal")).entries())[night]
+
+
+def mlflow_states(home: Path) -> dict[str, str]:
+    """Return the states of a home's MLflow runs by name."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{home}/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return {run.info.run_name: run.info.status for run in client.search_runs(experiments)}
+
+
+def processes_of(home: Path) -> list[int]:
+    """Return the training and scoring processes of a home."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes()
+            if b"gr_core." in command and str(home).encode() in command:
+                found.append(int(path.parent.name))
+    return found
+
+
+def newest_step(home: Path, night: str) -> int:
+    """Return the step of a night's newest whole checkpoint while it trains; 0 where there is none."""
+    found = (home / "nights" / night).glob("checkpoint-*.steps/step-*/manifest.json")
+    return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
+
+
+def engine_of(run: uuid.UUID) -> int:
+    """Return the process that executes a flow run."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"PREFECT__FLOW_RUN_ID={run}".encode() in path.read_bytes().split(b"\0"):
+                command = (path.parent / "cmdline").read_bytes()
+                if b"prefect.engine" in command:
+                    return int(path.parent.name)
+    raise AssertionError(f"no process executes run {run}")
+
+
+def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_again(
+    stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule of seconds fires by itself; cancel, then kill -9 of flow and worker in training, then the next start.
+
+    The day is the one before the scheduled start. Cancelled: within 30 s no process, the lock is free, MLflow says KILLED,
+    no half-written checkpoint counts (case A9). Killed: the next start marks the dead run Crashed, and goes on from the
+    last whole checkpoint (cases A5, A8). Meanwhile `status` tells the stage and its steps.
+    """
+    config, home = tiny.make(stand.folder, days=0), stand.folder / "home"
+    start = datetime.now(UTC) + timedelta(seconds=12)
+    day = day_before(start, "UTC")
+    tiny.write_day(stand.folder / "raw", day, rows=1500)
+    words = ("--config", str(config), "--home", str(home), *(word for key in SLOW for word in ("--set", key)))
+    schedule = Interval(timedelta(minutes=1), anchor_date=start)  # again, should a busy machine miss the first
+    parameters = {"config": str(config), "home": str(home), "overrides": SLOW}
+    deployment = stand.deploy(nightly, name="night", parameters=parameters, concurrency_limit=1, schedule=schedule)
+    worker = stand.work()
+
+    def started() -> Any:
+        with stand.client() as client:
+            return next((run for run in client.read_flow_runs() if run.state.is_running()), None)
+
+    run = until(started, what="the start by schedule")
+    with stand.client() as client:
+        (made,) = client.read_deployment(deployment).schedules
+        client.update_deployment_schedule(deployment, made.id, active=False)
+    assert (run.deployment_id, run.auto_scheduled, run.name) == (deployment, True, f"nightly {day}")
+    until(lambda: newest_step(home, str(day)), what="the first checkpoint")
+    assert main(["status", *words, "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["nights"]
+    assert shown["state"] == "running"
+    assert "train" in shown["running"]["stages"]
+    assert 0 < shown["running"]["step"] < shown["running"]["steps"]
+    assert shown["seconds"]["train"] > 0
+
+    stand.cancel(run.id)
+    asked = time.monotonic()
+    until(lambda: not processes_of(home), what="the end of training")
+    until(lambda: running_night(str(home)) is None, what="the lock")
+    assert time.monotonic() - asked < CANCELLED_SECONDS
+    assert stand.ended(run.id).name == "Cancelled"
+    assert record_of(home, str(day)).state == "cancelled"
+    assert mlflow_states(home) == {str(day): "KILLED", "train": "KILLED"}
+    assert not list((home / "nights" / str(day)).glob("checkpoint-*/state.json"))
+    assert main(["status", *words, "--json"]) == 1  # a stopped night is an error until it is run again
+    assert "cancelled" in json.loads(capsys.readouterr().out)["findings"][0]["message"]
+
+    with stand.client() as client:
+        again = client.create_flow_run_from_deployment(deployment, parameters={**parameters, "date": str(day)})
+    before = newest_step(home, str(day))
+    until(lambda: newest_step(home, str(day)) > before, what="training, taken up again")
+    flow = engine_of(again.id)
+    for process in (worker.pid, flow):
+        os.kill(process, signal.SIGKILL)
+    until(lambda: not processes_of(home), what="the end of what the killed flow had started")
+    assert stand.state_of(again.id).is_running()
+
+    command = [sys.executable, "-m", "flows.cli", "nightly", *words, "--date", str(day), "--json"]
+    done = subprocess.run(command, env=stand.variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    assert done.returncode in (0, 3), done.stderr
+    assert json.loads(done.stdout)["attempts"] == 3
+    assert "going on from" in (home / "nights" / str(day) / "train.log").read_text()
+    assert stand.state_of(again.id).is_crashed()
+    assert stand.state_of(run.id).name == "Cancelled"
+    assert mlflow_states(home) == {str(day): "FINISHED", "train": "FINISHED", "evaluate": "FINISHED"}
+
+
+def test_a_paused_schedule_stays_paused_when_it_is_deployed_again(stand: Stand, tmp_path: Path) -> None:
+    """Every deployment of prefect.yaml deploys; a second time leaves one schedule, paused, with its overrides (case A13).
+
+    Where the file lists no schedules none is left.
+    """
+    created = stand.prefect("work-pool", "create", "gpu", "--type", "process")
+    deployed = stand.prefect("deploy", "--all")
+    assert created.returncode == deployed.returncode == 0, deployed.stdout + deployed.stderr
+    listed = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    with stand.client() as client:
+        names = {one.name for one in client.read_deployments()}
+        found = client.read_deployment_by_name("nightly/nightly")
+        (schedule,) = found.schedules
+        assert (schedule.schedule.cron, schedule.active) == ("30 4 * * *", True)
+        client.update_deployment_schedule(found.id, schedule.id, active=False)
+    assert {one["name"] for one in listed["deployments"]} <= names
+
+    assert stand.prefect("deploy", "-n", "nightly").returncode == 0
+    with stand.client() as client:
+        again = client.read_deployment_by_name("nightly/nightly")
+    assert [(one.id, one.active, one.slug) for one in again.schedules] == [(schedule.id, False, "every-night")]
+    assert again.parameters == found.parameters == {"config": "conf/world.toml"}
+
+    (nightly_entry,) = (one for one in listed["deployments"] if one["name"] == "nightly")
+    bare = tmp_path / "prefect.yaml"
+    bare.write_text(yaml.safe_dump({**listed, "deployments": [{**nightly_entry, "schedules": []}]}))
+    assert stand.prefect("deploy", "-n", "nightly", "--prefect-file", str(bare)).returncode == 0
+    with stand.client() as client:
+        assert client.read_deployment_by_name("nightly/nightly").schedules == []
