@@ -11,15 +11,18 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from flows.crashes import on_record
 from flows.nightly import RUNNER, now_us, run_stages, run_to_packs
 from flows.runners import Runner
 from flows.scheduling import scheduled_day
+from flows.stopping import give_up
+from flows.watching import watched
 from gr_core import experiments
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import night_key
-from gr_core.stages import aliases, ingesting, judging, outcome, tidying
+from gr_core.stages import aliases, ingesting, outcome, tidying
 from tasks.artifacts import publish_night
 from tasks.page import publish_page
 
@@ -64,17 +67,19 @@ def experiment(
     where = home_uri(settings.name, home)
     key = night_key(day, parent, experiments.check_name(name))
     prepare_tools(where)
-    while True:
-        with night_lock(where, key) as holder:
-            if holder is None:
-                return run_experiment(settings, plain, where, day, name, parent=parent, runner=runner)
-        if holder == key:
-            message = f"experiment {key} is already running; this start ends"
-            return Completed(
-                name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]}
-            )
-        logger.info("%s is running in this home; %s waits for it", holder, key)
-        time.sleep(2)
+    with watched():
+        while True:
+            with night_lock(where, key) as holder:
+                if holder is None:
+                    with on_record(where):
+                        return run_experiment(settings, plain, where, day, name, parent=parent, runner=runner)
+            if holder == key:
+                message = f"experiment {key} is already running; this start ends"
+                return Completed(
+                    name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]}
+                )
+            logger.info("%s is running in this home; %s waits for it", holder, key)
+            time.sleep(2)
 
 
 def run_experiment(
@@ -108,7 +113,7 @@ def run_experiment(
             run_to_packs(night, runner)
         status = run_stages(own, runner)
     except BaseException as error:
-        judging.fail(own, error)
+        give_up(own, error)
         raise
     publish_night(status, status.get("mlflow"))
     publish_page(own, logged="mlflow" in status)

@@ -164,7 +164,7 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
     ingested, buckets = made["ingest"], made["sequences"]
     results = {"ingest": ingested, "sequences": buckets}
     if "packs" not in made:
-        return judging.finish(night, results)
+        return judging.finish(night, results, ended_us=now_us())
     words, encoded, packs = made["vocabulary"], made["encode"], made["packs"]
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
