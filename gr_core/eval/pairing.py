@@ -1,14 +1,16 @@
-"""Two models on the same rows: the metrics of both, their differences, and the gate's paired interval of NE. Pure.
+"""Two models on the same rows: the metrics of both, their differences, and paired intervals of NE and AUC. Pure.
 
 `delta` is b - a. The interval is the one that the gate computes: a bootstrap over users of NE(b) / NE(a) - 1, both models
 on the same draw, here with both ends, each one-sided at `gate.confidence`. On one set of rows NE and log loss have the
-same ratio, so `low` and `high` are that interval times a's own value; other metrics have none.
+same ratio, so `low` and `high` are that interval times a's own value. AUC's are its delta and that one's standard error over
+users (gr_core.eval.spread), normal, at the same confidence; other metrics have none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from gr_core.config import GateConfig
 from gr_core.eval import gate as gates
 from gr_core.eval.metrics import Array, ScoredRows, binary_metrics, gauc, supervised_bits
 from gr_core.eval.slices import GAUC, Slicing, parts
+from gr_core.eval.spread import auc_difference_error
 
 RATIOS = ("ne", "log_loss")
 """Metrics that the interval belongs to."""
@@ -85,6 +88,10 @@ def _paired(a: gates.Scores, b: gates.Scores, config: GateConfig, seed: int) -> 
     found = {key: beside(ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])}
     if ours["log_loss"] is None or theirs["log_loss"] is None or not ours["log_loss"] > 0:
         return found
+    error, delta = auc_difference_error(a.labels, a.logits, b.logits, a.users), found["auc"]["delta"]
+    if error is not None and delta is not None:
+        reach = NormalDist().inv_cdf(config.confidence) * error
+        found["auc"] |= {"low": delta - reach, "high": delta + reach}
     made = gates.compare(a, b, config.confidence, config.num_resamples, seed)
     for key in RATIOS:
         value = ours[key]

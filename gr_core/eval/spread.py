@@ -35,13 +35,34 @@ def standard_errors(labels: Array, logits: Array, users: Sequence[Any] | Array) 
     num_users = int(owner.max()) + 1 if count else 0
     if num_users < 2 or positives in (0, count) or not np.isfinite(scores).all():
         return dict.fromkeys(KEYS)
-    factor = num_users / (num_users - 1)
+    return {"auc": _spread(_auc_influences(y, scores), owner), "ne": _spread(_ne_influences(y, scores), owner)}
 
-    def spread(influences: Array) -> float:
-        of_user = np.bincount(owner, influences, minlength=num_users)
-        return float(np.sqrt(factor * np.square(of_user).sum()))
 
-    return {"auc": spread(_auc_influences(y, scores)), "ne": spread(_ne_influences(y, scores))}
+def auc_difference_error(labels: Array, a: Array, b: Array, users: Sequence[Any] | Array) -> float | None:
+    """Return the standard error of AUC(b) - AUC(a), two models' scores of the same examples.
+
+    Args:
+        labels: 0 or 1 [N].
+        a: One model's scores [N].
+        b: The other's [N].
+        users: User of each example [N].
+
+    Returns:
+        The error; None where `standard_errors` has none.
+    """
+    y = (np.asarray(labels) != 0).astype(np.float64)
+    ours, theirs = (np.asarray(scores, np.float32) for scores in (a, b))
+    _, owner = np.unique(np.asarray(users), return_inverse=True)
+    is_finite = np.isfinite(ours).all() and np.isfinite(theirs).all()
+    if not y.size or owner.max() < 1 or int(y.sum()) in (0, y.size) or not is_finite:
+        return None
+    return _spread(_auc_influences(y, theirs) - _auc_influences(y, ours), owner)
+
+
+def _spread(influences: Array, owner: Array) -> float:
+    """Return the standard error of a mean of influences, summed by user; there are two users or more."""
+    of_user = np.bincount(owner, influences)
+    return float(np.sqrt(of_user.size / (of_user.size - 1) * np.square(of_user).sum()))
 
 
 def _auc_influences(y: Array, scores: Array) -> Array:

@@ -51,8 +51,8 @@ def _basis(value: Mapping[str, Any]) -> str:
     if on is None:
         return "no night's holdout could be scored by both versions: each one's own figures, without differences"
     return (
-        f"holdout: both versions on the same {on['events']:,} events of night {on['night']}; low and high: the gate's "
-        "bootstrap over users, each end one-sided"
+        f"holdout: both versions on the same {on['events']:,} events of night {on['night']}; low and high: for NE the "
+        "gate's bootstrap over users, for AUC its error over users, each end one-sided"
     )
 
 

@@ -38,7 +38,7 @@ def scored(noise: float, *, seed: int = 1, users: int = 60, digest: str = "rows"
 
 
 def test_the_interval_is_the_gates() -> None:
-    """NE's and log loss's ends are the gate's of the same rows, times a's own value; other metrics have none."""
+    """NE's and log loss's ends are the gate's of the same rows, times a's own value; AUC's lie around its delta."""
     a, b = scored(0.0), scored(1.0, seed=2)
 
     found = pairing.pair(a, b, ACTIONS, SUPERVISED, GATE, seed=5)
@@ -53,8 +53,10 @@ def test_the_interval_is_the_gates() -> None:
             assert value["high"] == pytest.approx(value["a"] * made.upper)
             assert value["low"] == pytest.approx(value["a"] * made.lower)
             assert made.lower > 0  # noise of one logit is worse, beyond doubt
-        assert found[action]["auc"]["low"] is found[action]["auc"]["high"] is None
-        assert found[action]["auc"]["delta"] < 0
+        low, delta, high = (found[action]["auc"][key] for key in ("low", "delta", "high"))
+        assert low < delta < high < 0
+        assert delta - low == pytest.approx(high - delta)
+        assert found[action]["calibration"]["low"] is found[action]["gauc_user_mean"]["high"] is None
     assert [found[action]["count"]["a"] for action in found] == [600, 300]
 
 
@@ -69,6 +71,17 @@ def test_both_ends_miss_the_truth_as_often_as_promised(confidence: float) -> Non
         passed += [made.lower > 0, made.upper < 0]
     assert (passed <= 100 * (1 - confidence) + 10).all()
     assert passed.sum() > 0  # and the ends are no wider than they need to be
+
+
+def test_aucs_interval_misses_the_truth_as_often_as_promised() -> None:
+    """Of two equally noisy models neither ranks better: each end passes zero in at most 1 - confidence of the draws."""
+    passed = np.zeros(2)
+    for draw in range(100):
+        sides = [scored(0.5, seed=2 * draw + side) for side in (1, 2)]
+        (made,) = pairing.pair(*sides, ["click"], 1, GateConfig(num_resamples=100, confidence=0.9)).values()
+        passed += [made["auc"]["low"] > 0, made["auc"]["high"] < 0]
+    assert (passed <= 10 + 10).all()
+    assert passed.sum() > 2
 
 
 def test_other_rows_are_refused() -> None:

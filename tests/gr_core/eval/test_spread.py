@@ -9,7 +9,7 @@ import pytest
 
 from gr_core.eval.metrics import auc, normalized_entropy
 from gr_core.eval.progressive import next_day_errors
-from gr_core.eval.spread import standard_errors
+from gr_core.eval.spread import auc_difference_error, standard_errors
 
 
 def of_users(num_users: int, each: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -83,3 +83,26 @@ def test_next_day_errors_are_of_the_rows_that_next_day_metrics_count():
     assert list(found) == ["buy"]
     assert found["buy"] == pytest.approx(standard_errors(labels[~late], logits[~late], users[~late]))
     assert next_day_errors(narrow, {"buy": 10}, ["click", "hate", "buy"], 0b101) == found
+
+
+def test_the_error_of_a_difference_is_that_of_resampled_users():
+    """Two models on the same events: the error of AUC(b) - AUC(a) is a bootstrap's, far below that of unpaired ones."""
+    rng = np.random.default_rng(3)
+    users = np.repeat(np.arange(300), rng.integers(1, 9, 300))
+    truth = rng.normal(size=300)[users] + rng.normal(size=users.size)
+    labels = (rng.random(users.size) < 1 / (1 + np.exp(-truth))).astype(int)
+    a, b = ((truth + rng.normal(0, 0.3, users.size)).astype(np.float32) for _ in range(2))
+    rows = [np.flatnonzero(users == user) for user in range(300)]
+    drawn = []
+    for _ in range(300):
+        at = np.concatenate([rows[user] for user in rng.integers(0, 300, 300)])
+        drawn.append(auc(labels[at], b[at]) - auc(labels[at], a[at]))
+
+    found = auc_difference_error(labels, a, b, users)
+
+    assert found == pytest.approx(np.std(drawn, ddof=1), rel=0.15)
+    assert found < 0.7 * standard_errors(labels, a, users)["auc"]
+    assert auc_difference_error(labels, a, a, users) == 0
+    assert auc_difference_error(labels * 0, a, b, users) is auc_difference_error(labels, a, b, users * 0) is None
+    assert auc_difference_error(labels, a * np.float32("nan"), b, users) is None
+    assert auc_difference_error(labels[:0], a[:0], b[:0], users[:0]) is None

@@ -61,7 +61,9 @@ def test_versions_of_two_lineages_are_compared_as_the_gate_did(compared: tuple[P
     assert ne["high"] == pytest.approx(figures["ne_champion"] * figures["upper_bound"])
     assert ne["low"] < ne["delta"] < ne["high"]
     assert value["metrics"]["holdout/count/click"]["a"] == figures["count"]
-    assert value["metrics"]["holdout/auc/click"]["low"] is None
+    assert value["metrics"]["holdout/calibration/click"]["low"] is None
+    auc = value["metrics"]["holdout/auc/click"]
+    assert auc["low"] < auc["delta"] < auc["high"]
     assert value["data"]["a"]["holdout"] == value["data"]["b"]["holdout"]
     assert value["data"]["a"]["holdout"]["rows"] == figures["rows_champion"]
     assert snapshot(home) == before
