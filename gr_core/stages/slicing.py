@@ -20,7 +20,7 @@ from gr_core.eval import slicing
 from gr_core.eval.metrics import Array
 from gr_core.eval.scoring import Scored
 from gr_core.eval.slices import Slicing
-from gr_core.hashing import bucket_of
+from gr_core.hashing import buckets_of
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.night import Night
@@ -118,7 +118,7 @@ def side_features(
     table = EventTable(table_uri, config, up_to=bound["commit"])
     version, columns = bound["delta_version"], ["user_id", "shown_at", "event_id", *features]
     users = keys["user_id"].unique()
-    buckets = pl.DataFrame({"user_id": users, "bucket": [bucket_of(u, config.lake.num_buckets) for u in users]})
+    buckets = pl.DataFrame({"user_id": users, "bucket": buckets_of(users, config.lake.num_buckets)})
     parts = [pl.DataFrame(schema={**keys.schema, **dict.fromkeys(features, pl.String)})]
     for (bucket,), own in keys.join(buckets, on="user_id").group_by("bucket"):
         wanted = own.drop("bucket")

@@ -126,7 +126,10 @@ def test_a_table_has_one_row_a_metric_and_mlflow_one_value(home: tuple[Path, Pat
 def test_running_the_evaluation_again_adds_nothing(
     home: tuple[Path, Path, list[tuple[Night, Done]]], tmp_path: Path
 ) -> None:
-    """Case G14: evaluation, gate and finish again: the weights untouched, one value a metric, promotion decided once."""
+    """Case G14: evaluation, gate and finish again: the weights untouched, one value a metric, promotion decided once.
+
+    Evaluation forced once more of the finished night stands beside it and is equal.
+    """
     config, folder, _ = home
     copy = tmp_path / "home"
     shutil.copytree(folder, copy)
@@ -146,11 +149,15 @@ def test_running_the_evaluation_again_adds_nothing(
         night, old["register"], old["train"], old["pack"]["holdout"], old["vocabulary"], old["ingest"], old["sequences"]
     )
     judging.finish(night, {**found, "gate": again, "pack": [*old["encode"], *old["pack"].values()]})
+    done = replace(night, finished=True, force="evaluate")
+    forced = judging.evaluate(done, old["pack"]["next_day"], old["vocabulary"])
 
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     assert (copy / "nights" / str(SECOND) / "slices.parquet").read_bytes() == before
     assert not found["evaluate"]["reused"]
     assert not again["reused"]
+    assert (forced["slices"], forced["reused"]) == (found["evaluate"]["slices"], False)
+    assert judging.result_digest(forced) == judging.result_digest(found["evaluate"])
     assert _values(copy) == was
     assert set(was.values()) == {1}
     decided = [entry for entry in journal.entries() if entry.kind == "decided" and entry.night == str(SECOND)]
