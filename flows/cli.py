@@ -20,7 +20,7 @@ from gr_core import grouping
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri
 from gr_core.errors import DaybreakError
-from gr_core.lake import store
+from gr_core.lake import space, store
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "HELD", "NOTHING_DUE", "main"]
 
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         # Prefect crashes the run, then sends itself the signal again: it ends here, and servers are stopped at exit.
         signal.signal(signal.SIGTERM, _interrupt)
+    home = None
     try:
         options = _parser().parse_args(words)
         settings = load_config(options.config, options.set)
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         _warn(settings, home)
         value, status = options.run(options, settings, home)
     except DaybreakError as error:
-        return _report(error, error.exit_code, where=error.where, as_json="--json" in words)
+        met = _full(home, error) or error
+        return _report(met, met.exit_code, where=met.where, as_json="--json" in words)
     except KeyboardInterrupt:
         return _report(
             DaybreakError("interrupted; run it again to go on"), FAILED, where=None, as_json="--json" in words
@@ -52,9 +54,15 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 -- one object also for a fault of ours
-        return _report(error, FAILED, where=None, as_json="--json" in words)
+        full = _full(home, error)
+        return _report(full or error, FAILED, where=full.where if full else None, as_json="--json" in words)
     _show(options, value, home)
     return int(status)
+
+
+def _full(home: str | None, error: BaseException) -> DaybreakError | None:
+    """Return the full disk that an error of any library was about; None for anything else."""
+    return None if home is None else space.named(home, error)
 
 
 def _warn(settings: Config, home: str) -> None:

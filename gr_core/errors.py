@@ -7,6 +7,7 @@ DaybreakError
 ├── BoundError          exit 2: a run whose bound lies below its parent's
 ├── FormatError         exit 2: a file written by another format version, or damaged
 ├── StoreUnavailable    exit 1: storage did not answer; the only transient one, retried
+├── StoreFull           exit 1: a disk or a quota is full; waiting does not mend it
 ├── CommitConflict      exit 1: other writers won every attempt
 └── TrainingError       exit 1: training stopped (non-finite loss, child process died)
 """
@@ -70,6 +71,10 @@ class FormatError(DaybreakError):
 
 class StoreUnavailable(DaybreakError):
     """Storage did not answer. Transient: stages are retried on it."""
+
+
+class StoreFull(DaybreakError):
+    """A disk, a quota or a file size limit is full; the message says where and how much is left."""
 
 
 class CommitConflict(DaybreakError):

@@ -20,7 +20,8 @@ from gr_core.config_rules import check_lake, config_difference, refuse_full_retr
 from gr_core.environment import state_directory
 from gr_core.errors import BoundError, UsageError
 from gr_core.hashing import fingerprint
-from gr_core.lake import store
+from gr_core.lake import space, store
+from gr_core.lake.checkpoints import check_readable
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights, versions
 from gr_core.lake.lineage import Lineage
@@ -295,6 +296,7 @@ def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
     parent = night.parent
     if parent is None:
         return
+    check_readable(parent.checkpoint)
     if night.cutoff_us < parent.watermark.cutoff_us:
         raise BoundError(
             f"night {night.date} has cutoff {iso(night.cutoff_us)}, below its parent's (version {parent.version}, "
@@ -385,7 +387,10 @@ def run_stage(
         ):  # also what Polars or MLflow met there
             result = work()
     except BaseException as error:
-        error.add_note(f"{STAGE_NOTE}{name}")
+        full = space.named(night.home, error)
+        (full or error).add_note(f"{STAGE_NOTE}{name}")
+        if full is not None:
+            raise full from error
         raise
     result["seconds"] = round(time.perf_counter() - started, 3)
     store.write_json(uri, {"fingerprint": wanted, "format": STAGE_FORMAT[name], "result": result})

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gr_core.data.prefetch import Prefetched
 from gr_core.errors import FormatError
+from gr_core.formats import check_format
 from gr_core.hashing import file_sha256, fingerprint
 from gr_core.schema import PACK_COLUMNS, PACK_FORMAT, pack_schema
 
@@ -339,11 +340,7 @@ def read_index(path: Path, *, verify: bool) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise FormatError(f"{path / 'index.json'} is no JSON: {error}; pack again", where=str(path)) from error
-    if index.get("format") != PACK_FORMAT:
-        raise FormatError(
-            f"{path} has pack format {index.get('format')!r}, this release reads {PACK_FORMAT}; pack again",
-            where=str(path),
-        )
+    check_format("pack", str(path), index.get("format"), PACK_FORMAT, "pack again")
     missing = [name for name in _REQUIRED if name not in index]
     if missing:
         raise FormatError(f"{path / 'index.json'} lacks {missing}; pack again", where=str(path))

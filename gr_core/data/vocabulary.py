@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from gr_core.data.ragged import FIRST_CODE, UNKNOWN_CODE
 from gr_core.errors import FormatError
+from gr_core.formats import RETRAIN, check_format
 from gr_core.schema import FIRST_FALLBACK_ROW, PAD_ROW, UNKNOWN_ROW
 
 logger = logging.getLogger(__name__)
@@ -276,11 +277,8 @@ def load(folder: Path) -> Vocabulary:
     path = folder / VOCABULARY_FILE
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        if value["format"] != VOCABULARY_FORMAT:
-            raise FormatError(
-                f"{path} must have format {VOCABULARY_FORMAT}, got {value['format']}; rebuild the night's vocabulary",
-                where=str(path),
-            )
+        remedy = f"{RETRAIN}, or go on with the release that wrote it"
+        check_format("vocabulary", str(path), value.get("format"), VOCABULARY_FORMAT, remedy)
         tables = {
             name: VocabularyTable(
                 ids=pl.read_ipc(folder / f"{name}.arrow"),

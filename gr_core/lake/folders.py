@@ -20,6 +20,7 @@ from typing import Any
 
 from gr_core import environment
 from gr_core.errors import FormatError, StoreUnavailable
+from gr_core.formats import check_format
 from gr_core.hashing import file_sha256
 from gr_core.lake import remote, uris
 
@@ -142,11 +143,7 @@ def _complete(uri: str) -> bytes:
 
 def _files(uri: str, complete: bytes) -> dict[str, dict[str, Any]]:
     told = json.loads(complete)
-    if told.get("format") != _FORMAT:
-        raise FormatError(
-            f"{uri}: {COMPLETE} has format {told.get('format')!r}, this release reads {_FORMAT}; make it again",
-            where=uri,
-        )
+    check_format("folder", uri, told.get("format"), _FORMAT, "make it again")
     files: dict[str, dict[str, Any]] = told["files"]
     return files
 

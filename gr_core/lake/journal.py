@@ -22,6 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gr_core.errors import CommitConflict, UsageError
+from gr_core.formats import JOURNAL_FORMAT, check_format
 from gr_core.lake import store
 from gr_core.lake.entries import (
     KINDS,
@@ -182,15 +183,20 @@ class Journal:
 
     def _load(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self._table_uri, storage_options=self._options)
+            table = DeltaTable(self._table_uri, storage_options=self._options)
         except TableNotFoundError:
             return None
+        # journals of the first releases do not say it
+        told = json.loads(table.metadata().description or "{}").get("format", 1)
+        check_format("journal", self.uri, told, JOURNAL_FORMAT, "use the release that wrote it, or a new home")
+        return table
 
     def _create(self) -> DeltaTable:
         try:
             return DeltaTable.create(
                 self._table_uri,
                 schema=SCHEMA,
+                description=json.dumps({"format": JOURNAL_FORMAT}),
                 configuration={"delta.checkpointInterval": _CHECKPOINT},
                 storage_options=self._options,
             )

@@ -16,6 +16,7 @@ from typing import Any
 
 import polars as pl
 
+from gr_core.formats import check_format
 from gr_core.hashing import bucket_of
 from gr_core.lake import store
 
@@ -75,7 +76,7 @@ def load(lake: str) -> Tombstones:
 def trained(lake: str) -> list[list[int]]:
     """Return, of each forgotten user, the model versions that were trained on the user's events; opens every file."""
     files = store.listing(store.join(lake, FOLDER))
-    return [list(store.read_json(one.uri)["versions"]) for one in files if _NAME.fullmatch(one.name)]
+    return [list(_read(one.uri)["versions"]) for one in files if _NAME.fullmatch(one.name)]
 
 
 def add(lake: str, user: str, num_buckets: int, *, at_us: int, versions: list[int]) -> dict[str, Any]:
@@ -94,9 +95,15 @@ def add(lake: str, user: str, num_buckets: int, *, at_us: int, versions: list[in
     name = f"{bucket_of(user, num_buckets):05d}-{digest(user)}.json"
     uri = store.join(lake, FOLDER, name)
     try:
-        before = store.read_json(uri)
+        before = _read(uri)
     except (FileNotFoundError, ValueError):
         before = {"format": FORMAT, "at_us": at_us, "versions": []}
     value = {**before, "versions": sorted({*before["versions"], *versions})}
     store.write_json(uri, value)
     return value
+
+
+def _read(uri: str) -> dict[str, Any]:
+    told: dict[str, Any] = store.read_json(uri)
+    check_format("tombstone", uri, told.get("format"), FORMAT, "use the release that wrote it")
+    return told

@@ -18,6 +18,7 @@ import polars as pl
 from gr_core import environment
 from gr_core.config import Config
 from gr_core.errors import ConfigError
+from gr_core.formats import check_format
 from gr_core.lake import store
 
 FORMAT = 1
@@ -125,9 +126,11 @@ def _uri(home: str) -> str:
 
 def _known(home: str) -> str | None:
     try:
-        return str(store.read_json(_uri(home))["check"])
+        told = store.read_json(_uri(home))
     except FileNotFoundError:
         return None
+    check_format("user key", _uri(home), told.get("format"), FORMAT, "use the release that wrote it, or a new home")
+    return str(told["check"])
 
 
 def _check_value(key: bytes) -> str:

@@ -26,9 +26,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gr_core.errors import FormatError
+from gr_core.formats import CHECKPOINT_FORMAT, RETRAIN, check_format
 from gr_core.hashing import file_sha256
 
-CHECKPOINT_FORMAT = 1
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 
@@ -104,12 +104,7 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{path} has no {MANIFEST_FILE}, so it is no complete checkpoint; train again", where=str(path)
         )
     state = _read_json(path / STATE_FILE)
-    if state.get("format") != CHECKPOINT_FORMAT:
-        raise FormatError(
-            f"{path} has checkpoint format {state.get('format')!r}, this release reads {CHECKPOINT_FORMAT}; "
-            "start a new lineage with a full retrain",
-            where=str(path),
-        )
+    check_format("checkpoint", str(path), state.get("format"), CHECKPOINT_FORMAT, RETRAIN)
     return state
 
 

@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from gr_core.config import Config
 from gr_core.errors import ConfigError, FormatError, StoreUnavailable
+from gr_core.formats import check_format
 from gr_core.lake import pending, quarantine, store
 from gr_core.lake.commits import COMMIT_KEY, INGEST, Commit
 from gr_core.lake.events import books, erasure, layout
@@ -164,12 +165,8 @@ class Versions:
                 ) from error
             raise
         told = json.loads(table.metadata().description or "{}")
-        if told.get("format") != EVENT_FORMAT:
-            raise FormatError(
-                f"{self.uri}: event table of format {told.get('format')}, this release reads {EVENT_FORMAT}; "
-                "use the release that wrote it, or a new home",
-                where=self.uri,
-            )
+        remedy = "use the release that wrote it, or a new home"
+        check_format("event table", self.uri, told.get("format"), EVENT_FORMAT, remedy)
         if told["lake"] != _lake_identity(self.config):
             raise ConfigError(
                 f"lake: the table at {self.uri} was made with {told['lake']}, the config says "
