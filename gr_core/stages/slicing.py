@@ -52,6 +52,8 @@ def of(night: Night, pack: Mapping[str, Any], scored: Scored, config: Config | N
     """
     config = config or night.settings
     wanted = config.evaluation.slices
+    if not wanted:
+        return []
     reader = PackReader(store.local_copy(str(pack["uri"])), verify=False)  # who scored it has verified it
     features = list(dict.fromkeys(one.feature for one in wanted if one.feature is not None))
     sides = side_features(config, night.table_uri, reader.index["bound"], scored, features)

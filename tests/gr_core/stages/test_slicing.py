@@ -21,6 +21,7 @@ import tests.tiny as tiny
 from gr_core.config import load_config
 from gr_core.data.batches import PackReader
 from gr_core.eval.slices import METRICS
+from gr_core.hashing import is_holdout
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Journal
 from gr_core.night import Night
@@ -327,3 +328,38 @@ def _seen_by(pack: Path, shown: int) -> list[tuple[int, int]]:
             keys = slice(int(batch.lo[token]), int(batch.hi[token]))
             return list(zip(batch.time[keys].tolist(), batch.actions[keys].tolist(), strict=True))
     raise AssertionError(f"{pack} has no target at {shown}")
+
+
+def test_a_night_that_spoils_one_slice_is_held_by_it(
+    home: tuple[Path, Path, list[tuple[Night, Done]]], tmp_path: Path
+) -> None:
+    """Clicks of search are turned for trained users alone: within the gate's margin, yet held, and the slice is named."""
+    config, folder, _ = home
+    third = SECOND + timedelta(days=1)
+    rows = pq.read_table(tiny.write_day(tmp_path / "raw", third, rows=1500)).slice(0, 1500)
+    turned = [
+        clicked != (surface == "search" and not is_holdout(str(user), 0.25))
+        for clicked, surface, user in zip(
+            *(rows[name].to_pylist() for name in ("clicked", "surface", "uid")), strict=True
+        )
+    ]
+    rows = rows.set_column(rows.column_names.index("clicked"), "clicked", pa.array(turned))
+    pq.write_table(rows, tmp_path / "raw" / "log" / f"date={third}" / "part-0.parquet")
+    shutil.copytree(folder, tmp_path / "home")
+    gate = ("gate.margin=9", "gate.cumulative_margin=9", "gate.slice_margin=0.4", "gate.slice_min_positives=10")
+    rate = ("train.dense_learning_rate=0.05", "train.sparse_learning_rate=0.5", f"source.root={tmp_path / 'raw'}")
+
+    _, done = run(config, tmp_path / "home", third, SLICES, *gate, *rate)
+
+    found = {one["slice"]: one for one in done["gate"]["figures"]["slices"]}
+    vetoes = [name for name, one in found.items() if one["verdict"] == "veto"]
+    assert "surface=search" in vetoes
+    assert "surface=home" not in vetoes
+    assert done["gate"]["figures"]["upper_bound"] < 9
+    assert done["finish"]["gate"] == "held"
+    assert [reason.split(":")[0] for reason in done["finish"]["reasons"]] == [
+        f"gate.slice.click.{name}" for name in vetoes
+    ]
+    decided = [e.payload for e in Journal(str(tmp_path / "home" / "lake" / "journal")).entries() if e.kind == "decided"]
+    assert decided[-1]["decision"] == "hold"
+    assert decided[-1]["figures"]["slices"] == done["gate"]["figures"]["slices"]
