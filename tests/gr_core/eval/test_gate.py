@@ -252,3 +252,30 @@ def test_scores_take_the_rows_where_the_action_is_known():
 def test_power_matches_the_table(standard_error, difference, expected):
     """Example 4.3: chance of promotion at margin 1 %, confidence 95 %."""
     assert promotion_chance(standard_error, difference, CONFIG) == pytest.approx(expected, abs=0.006)
+
+
+def test_the_ratchet_asks_for_the_interval_not_the_point():
+    """A loss to the last full retrain that may be above the cumulative margin is held; well below it, it passes."""
+    champion, challenger = world(400, 6)
+    root = better(challenger, 0.1)
+    loss = compare(root, challenger, CONFIG.confidence, CONFIG.num_resamples, 0)
+    tight = GateConfig(cumulative_margin=loss.difference + 0.5 * loss.standard_error, margin=0.2)
+    wide = GateConfig(cumulative_margin=loss.difference + 4 * loss.standard_error, margin=0.2)
+    held, passed = (gate(champion, challenger, config, full_retrain=root) for config in (tight, wide))
+
+    assert (held.promote, passed.promote) == (False, True)
+    assert held.reasons[0].startswith("gate.cumulative.click: upper bound +")
+    assert held.figures["cumulative_difference"] < tight.cumulative_margin < held.figures["cumulative_upper_bound"]
+
+
+@pytest.mark.parametrize(("broken", "told"), [("nan", "gate.finite.click: 1 of the last full"), ("rows", "gate.rows")])
+def test_a_last_full_retrain_that_cannot_be_compared_holds(broken, told):
+    """NaN, or other rows: the ratchet is not passed."""
+    champion, challenger = world(600, 7)
+    logits = champion.logits.copy()
+    logits[3] = np.nan if broken == "nan" else logits[3]
+    root = Scores(logits, champion.labels, champion.users, "rows" if broken == "nan" else "other rows")
+    found = gate(champion, better(challenger), full_retrain=root)
+
+    assert not found.promote
+    assert found.reasons[0].startswith(told)
