@@ -50,6 +50,7 @@ SMALL_WORLD = (
     "source.world.num_items=100",
     "lake.holdout_fraction=0.3",
     "lake.num_buckets=2",
+    "model.width=32",
     'model.item_features=["item_id"]',
     f"vocabulary={{{', '.join(f'{name}={{min_count=1}}' for name in ('item_id', 'surface', 'slot', 'device'))}}}",
 )

@@ -28,7 +28,7 @@ QUICK: Sizes = {
     "planted": {
         "seeds": range(1),
         "days": 2,
-        "overrides": (*SMALL_WORLD, "source.world.num_users=150", "model.width=16"),
+        "overrides": (*SMALL_WORLD, "source.world.num_users=150"),
     },
 }
 PARTS: dict[str, Callable[[Report, Path, Sizes], None]] = {
