@@ -50,7 +50,7 @@ def histories(
     first[found] = np.maximum(line.starts[:-1][numbers[found]], ends[found] - limit)
     visible = rows["visible_at"].dt.timestamp("us").to_numpy()
     known = rows["known"].to_numpy()
-    bits, texts = (1 << len(action_names)) - 1, {name: rows[name] for name in features}
+    bits, texts = (1 << len(action_names)) - 1, {name: rows[name].to_list() for name in features}
 
     def entry(token: int) -> dict[str, Any]:
         event = int(line.event[token])

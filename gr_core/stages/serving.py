@@ -19,7 +19,7 @@ from gr_core.config import Config
 from gr_core.config_rules import check_lake
 from gr_core.data import recall, users
 from gr_core.errors import DataContractError, FormatError, UsageError
-from gr_core.lake import store
+from gr_core.lake import store, userkey
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, Version, challenger, champion, previous, versions
 from gr_core.lake.pruned import refuse_version
@@ -86,7 +86,7 @@ def score(
         UsageError: No such version or file, or a suffix that names no form.
         DataContractError: A row that cannot be scored, with file, row and column; nothing is written.
         FormatError: The version's checkpoint is gone or damaged.
-        ConfigError: The config's lake is not the home's.
+        ConfigError: The config's lake is not the home's, or the key of a pseudonymised source is missing or another.
     """
     asked, form = requests.RequestFile.at(source), requests.form_of(output, "--output")
     entries = Journal(store.join(home, "lake", "journal")).entries()
@@ -174,6 +174,7 @@ class Recall:
     def __init__(self, config: Config, home: str, scorer: RequestScorer) -> None:
         self._config, self._scorer = config, scorer
         self._table = EventTable(store.join(home, "lake", "events"), config)
+        userkey.check(config, home, started=self._table.exists())
         self._version = self._table.delta_version() if self._table.exists() else None
         self._side = [name for name in scorer.item_features if name != "item_id"]
         self._items: dict[str, tuple[Any, ...]] | None = None

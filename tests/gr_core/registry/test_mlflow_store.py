@@ -195,12 +195,14 @@ def test_runs_end_once_and_dead_ones_are_killed(store, client):
     store.finish(run, "FAILED")
     states = [client.get_run(key).info.status for key in (run, child)]
     store.start_night("2025-06-04", params={}, tags={})
-    reopened = client.get_run(run).info.status
+    reopened = client.get_run(run).info
     store.start_night("2025-06-05", params={}, tags={})
 
-    assert (states, reopened) == (["FAILED", "FAILED"], "RUNNING")
+    assert states == ["FAILED", "FAILED"]
+    assert (reopened.status, reopened.end_time) == ("RUNNING", None)
     assert "2025-06-04" in store.close_dead(keep="2025-06-05")
     assert client.get_run(run).info.status == "KILLED"
+    assert client.get_run(run).info.end_time >= client.get_run(child).info.end_time
 
 
 def test_a_failed_upload_leaves_no_version(store, trained, monkeypatch):
