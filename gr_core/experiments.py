@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import date as Date
 from typing import Any
 
-from gr_core.config import Config
+from gr_core.config import Config, parse_config
 from gr_core.config_rules import check_lake, config_difference, refuse_full_retrain, trained_with
 from gr_core.errors import ConfigError, UsageError
 from gr_core.lake import store
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 SHARED_SECTIONS = ("name", "lake", "source", "nightly")
 """Sections that an experiment has from its night: both read one ingestion."""
+DECIDING = ("sequences", "vocabulary", "pack", "model", "attention", "train", "evaluation", "gate")
+"""Sections that make an experiment what it is."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHOWN = 5  # keys that a message names
 
@@ -67,13 +69,27 @@ def refuse_other_settings(config: Config, home: str, key: str) -> None:
     record = nights(Journal(store.join(home, "lake", "journal")).entries()).get(key)
     if record is None or not record.is_finished:
         return
-    changed = config_difference(_deciding(config_of(record)), _deciding(config.resolved()))
+    changed = changes(config_of(record), config.resolved())
     if changed:
         raise UsageError(
             f"experiment {record.experiment} of {record.date} is finished, with other settings ({told(changed)}, then "
             "and now); choose another name with --experiment",
             where="experiment",
         )
+
+
+def changes(was: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return {dotted.key: [was, now]} of what makes an experiment; a key that is newer than `was` had its default."""
+    before, after = completed(was), completed(now)
+    return config_difference({key: before.get(key) for key in DECIDING}, {key: after.get(key) for key in DECIDING})
+
+
+def completed(resolved: dict[str, Any]) -> dict[str, Any]:
+    """Return an older release's resolved config with the keys that came since; as it is where that cannot be read."""
+    try:
+        return parse_config(resolved).resolved()
+    except ConfigError:
+        return resolved
 
 
 def told(difference: dict[str, list[Any]]) -> str:
@@ -135,7 +151,7 @@ def open_experiment(
     mine = nights(entries).get(key)
     if mine is not None and mine.is_finished:
         return night, replace(own, finished=True)
-    difference = config_difference(night.config, own.config)
+    difference = changes(night.config, own.config)
     payload: dict[str, Any] = {"fingerprint": config.fingerprint(), "difference": difference}
     if mine is None:
         journal.append("opened", key, {**payload, **own.to_json()}, at_us=at_us)
@@ -151,7 +167,7 @@ def open_experiment(
 def _check(config: Config, night: Night, entries: list[Entry]) -> None:
     """Refuse what could not be compared with the night, before anything is written."""
     refuse_night(entries, night.key, config.lake.rerun_days)
-    changed = config_difference(_data(night.config), _data(config.resolved()))
+    changed = config_difference(_data(completed(night.config)), _data(config.resolved()))
     if changed:
         raise ConfigError(
             f"an experiment reads its night's ingestion, so lake and source are the night's: {told(changed)}; set them "
@@ -173,7 +189,3 @@ def _data(resolved: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a config that decides what is in the event table; where the files lie does not."""
     source = {key: value for key, value in resolved["source"].items() if key not in ("root", "checks")}
     return {"lake": resolved["lake"], "source": source}
-
-
-def _deciding(resolved: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in resolved.items() if key not in SHARED_SECTIONS}

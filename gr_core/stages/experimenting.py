@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gr_core.config import Config
-from gr_core.config_rules import config_difference
 from gr_core.errors import FormatError
 from gr_core.eval import metrics, pairing, scoring, slices
-from gr_core.experiments import config_of, told
+from gr_core.experiments import changes, config_of, told
 from gr_core.lake import store
 from gr_core.lake.journal import nights
 from gr_core.lake.moved import rebased
@@ -49,7 +48,7 @@ def judge(
     config = night.settings
     record = nights(night.journal.entries())[str(night.beside)]
     rival = _rival(night, record.version, record.checkpoint)
-    changed = config_difference(config_of(record), night.config)
+    changed = changes(config_of(record), night.config)
     identity = {
         "version": version["version"],
         "pack": pack["digest"],
