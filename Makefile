@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: nightly test check bench clean-state setup
+.PHONY: nightly up down test check bench clean-state setup
 .DEFAULT_GOAL := nightly
 
 # torch first and by itself: its pinned release has a CPU build, and a range would take gigabytes of CUDA.
@@ -23,6 +23,15 @@ setup: $(INSTALLED)
 nightly: $(INSTALLED)
 	$(BIN)/daybreak nightly --config conf/world.toml --next 3 || test $$? -eq 3
 	$(BIN)/daybreak status --config conf/world.toml
+
+# For a browser, on this machine: make up [CONFIG=F] [PREFECT_PORT=N] [MLFLOW_PORT=N]
+CONFIG ?= conf/world.toml
+
+up: $(INSTALLED)
+	@$(BIN)/daybreak up --config $(CONFIG) $(if $(PREFECT_PORT),--prefect-port $(PREFECT_PORT)) $(if $(MLFLOW_PORT),--mlflow-port $(MLFLOW_PORT))
+
+down: $(INSTALLED)
+	@$(BIN)/daybreak down --config $(CONFIG)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
@@ -42,4 +51,5 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 clean-state:
+	@! ls .daybreak/*/servers/servers.json 2>/dev/null || { echo "servers are up on this state: make down (with its CONFIG) first"; exit 2; }
 	rm -rf .daybreak

@@ -138,7 +138,7 @@ def run_night(
         give_up(night, error)
         raise
     publish_night(status, status.get("mlflow"))
-    publish_page(night, logged="mlflow" in status)
+    publish_page(night, run=status.get("mlflow"))
     tidying.tidy(night)
     return outcome.finished(home, night.key) or status
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from flows import options
+from flows import options, up
 from flows.servers import end_orphaned_servers
 from gr_core.config import Config
 from gr_core.environment import prepare_tools
@@ -103,8 +103,9 @@ def _check_experiment(asked: argparse.Namespace, settings: Config, home: str, ke
 
 
 def prepare(home: str) -> None:
-    """Make ready for Prefect: its state in the home, and no server left behind there by a killed run."""
+    """Make ready for Prefect: its state in the home, no server left behind by a killed run, those of `up` in use."""
     end_orphaned_servers(prepare_tools(home))
+    up.use(home)
     from flows.watching import use_own_server
 
     use_own_server()

@@ -110,6 +110,20 @@ def tracking_uri(home: str) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_directory(home)}/mlflow.db"
 
 
+_SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+
+
+def servers_given() -> dict[str, str]:
+    """Return the variables that name servers for nights to report to, as far as they are set."""
+    return {name: os.environ[name] for name in _SERVERS if os.environ.get(name)}
+
+
+def use_servers(prefect_api: str, mlflow: str) -> None:
+    """Let nights report to these servers; what is already set in the environment stands."""
+    for name, url in zip(_SERVERS, (prefect_api, mlflow), strict=True):
+        os.environ.setdefault(name, url)
+
+
 def artifact_root(home: str) -> str:
     """Return where MLflow keeps artifacts when the home's own database is used."""
     return uris.join(home, "mlartifacts") if uris.is_local(home) else uris.join(home, "mlflow", "artifacts")

@@ -14,14 +14,22 @@ from tasks import page
 NIGHT: Any = SimpleNamespace(key="2025-06-01")
 
 
-def test_the_page_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A local page by a file address that a browser opens; the artifact says where it lies and how to make it again."""
+@pytest.mark.parametrize(
+    ("run", "link"),
+    [
+        (None, "file:///home/n/page0.html"),
+        ("sqlite:////home/mlflow.db#/experiments/1/runs/r", "file:///home/n/page1.html"),
+        ("http://host:5000#/experiments/1/runs/r", "http://host:5000#/experiments/1/runs/r/artifacts/page.html"),
+    ],
+)
+def test_the_page_is_linked(monkeypatch: pytest.MonkeyPatch, run: str | None, link: str) -> None:
+    """A local page by a file address that a browser opens, or inside an MLflow server, where a browser follows it."""
     links: list[dict[str, Any]] = []
     monkeypatch.setattr(page, "create_link_artifact", lambda **link: links.append(link))
     monkeypatch.setattr(page.paging, "conclude", lambda _night, *, logged: f"/home/n/page{int(logged)}.html")
 
-    assert page.publish_page(NIGHT, logged=True) == "/home/n/page1.html"
-    assert [link["link"] for link in links] == ["file:///home/n/page1.html"]
+    assert page.publish_page(NIGHT, run=run) == f"/home/n/page{int(run is not None)}.html"
+    assert [made["link"] for made in links] == [link]
     assert links[0]["key"] == "night-page"
 
 
@@ -39,5 +47,5 @@ def test_a_page_that_cannot_be_made_is_a_warning(
     monkeypatch.setattr(page.paging, "conclude", fail if where == "page" else lambda _night, *, logged: "/home/page")
 
     with caplog.at_level(logging.WARNING):
-        assert page.publish_page(NIGHT, logged=True) is None
+        assert page.publish_page(NIGHT, run="runs/r") is None
     assert f"the page of night 2025-06-01 was not made ({type(error).__name__}" in caplog.text
