@@ -116,6 +116,6 @@ def run_experiment(
         give_up(own, error)
         raise
     publish_night(status, status.get("mlflow"))
-    publish_page(own, logged="mlflow" in status)
+    publish_page(own, run=status.get("mlflow"))
     tidying.tidy(own)
     return outcome.finished(home, own.key) or status
