@@ -158,7 +158,7 @@ def start(folder: Path, name: str, words: Sequence[str], variables: Mapping[str,
     return Server(name, child.pid, psutil.Process(child.pid).create_time(), str(log))
 
 
-_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}  # kept, so that Python does not warn of them at exit
+_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}  # kept: Python warns of one that it forgets while it runs
 
 
 def wait_until(ready: Callable[[], bool], servers: Sequence[Server], what: str, seconds: float) -> None:
@@ -203,6 +203,8 @@ def end(folder: Path, servers: Sequence[Server]) -> list[dict[str, Any]]:
             ended += _end_tree(found, server.name)
     for left in marked(folder):
         ended += _end_tree(left, "left behind")
+    for child in _CHILDREN.values():
+        child.poll()
     return ended
 
 
