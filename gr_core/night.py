@@ -198,13 +198,13 @@ def open_night(
             mode=mode,
             home=home,
             config=config.resolved(),
-            parent=_parent(entries, parent_version),
+            parent=parent_of(entries, parent_version),
             cutoff_us=day_end_us(day, config.lake.zone),
             seed=config.pack.seed,
             at_us=at_us,
             force=force,
         )
-        _check_parent(config, night, entries)
+        check_parent(config, night, entries)
         payload = {**night.to_json(), "fingerprint": config.fingerprint()}
         payload |= {"prepared_by": prepared_by} if prepared_by else {}
         expect = entries[-1].seq if entries else 0
@@ -246,7 +246,7 @@ def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at
     return night
 
 
-def _parent(entries: list[Entry], version: int | None) -> Parent | None:
+def parent_of(entries: list[Entry], version: int | None) -> Parent | None:
     """Return the named version's checkpoint, else the champion's, else none."""
     wanted = version
     if wanted is None:
@@ -283,16 +283,8 @@ def _registered(entries: list[Entry], wanted: int) -> Parent:
     raise UsageError(f"--parent {wanted} is no registered version; there are {known}", where="parent")
 
 
-def check_home(config: Config, home: str) -> None:
-    """Refuse a config that the home cannot have, as `open_night` does, without writing anything.
-
-    Raises:
-        ConfigError: `lake` differs from the home's, or the list of actions was reordered.
-    """
-    check_lake(config, Journal(store.join(home, "lake", "journal")).entries())
-
-
-def _check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
+def check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
+    """Refuse a night whose bound or config does not follow from its parent's; BoundError or ConfigError."""
     parent = night.parent
     if parent is None:
         return

@@ -16,7 +16,6 @@ import polars as pl
 
 from gr_core import grouping
 from gr_core.config import Config, FeedConfig
-from gr_core.config_rules import config_difference
 from gr_core.data import checks, expressions, preview
 from gr_core.data.figures import described
 from gr_core.data.users import refuse_clear_ids
@@ -27,23 +26,13 @@ from gr_core.lake import rawfile, source, store, userkey
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, nights
 from gr_core.lake.source import SourceFile
-from gr_core.night import check_home, resolve_root
-from gr_core.report.status import STAGES
-from gr_core.stages import ingesting
+from gr_core.night import resolve_root
+from gr_core.stages import ingesting, opening
 
 SAMPLED_FILES = 32  # of a feed, evenly spread over its names
 SAMPLED_ROWS = 100_000  # of a feed, an equal share of each of those files
 _LEAST_ROWS = 500  # of a file
 _LISTED = 5  # findings of one kind
-
-# Sections of the config that a stage's output depends on; a stage runs again when one of them changed
-_DEPENDS = {
-    "sequences": ("sequences", "vocabulary", "model", "pack"),
-    "pack": ("pack", "model"),
-    "train": ("train", "model"),
-    "gate": ("gate",),
-}
-_MANIFESTS = {"sequences": "sequences-00000", "pack": "pack-train"}
 
 Files = list[tuple[SourceFile, dict[str, pl.DataType]]]
 
@@ -113,7 +102,7 @@ def check(given: Config, home: str, day: Date) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         config = _rooted(given, home, day, Path(scratch))
         findings, entries = Findings(), Journal(store.join(home, "lake", "journal")).entries()
-        _settings(config, home, findings)
+        _settings(config, home, day, findings)
         feeds = _feeds(config, home, day, findings) if findings.ok else []
         sampled = [one for feed in feeds if (one := _sample(config, day, feed, findings)) is not None]
         tables = _tables(config, day, findings)
@@ -127,7 +116,7 @@ def check(given: Config, home: str, day: Date) -> dict[str, Any]:
             "findings": [
                 _where_it_will_be(found, scratch, resolve_root(given, home).source.root) for found in findings.found
             ],
-            "would_run": _would_run(config, home, day, entries) if findings.ok else [],
+            "would_run": opening.would_run(config, home, day, entries) if findings.ok else [],
             "gate_power": gate.to_json(),
             "date": day.isoformat(),
             "columns": [{"feed": one.feed.name, **column} for one in sampled for column in one.preview.columns]
@@ -158,12 +147,12 @@ def _rooted(config: Config, home: str, day: Date, scratch: Path) -> Config:
     return config.model_copy(update={"source": config.source.model_copy(update={"root": str(scratch)})})
 
 
-def _settings(config: Config, home: str, findings: Findings) -> None:
-    """Find settings that a night would refuse."""
+def _settings(config: Config, home: str, day: Date, findings: Findings) -> None:
+    """Find settings, and a day, that a night would refuse."""
     with findings:
         ingesting.check_supported(config)
     with findings:
-        check_home(config, home)
+        opening.refuse(config, home, day)
     with findings:
         refuse_clear_ids(config)
     with findings:
@@ -172,6 +161,9 @@ def _settings(config: Config, home: str, findings: Findings) -> None:
         uncompared = grouping.warning(config, home)
         if uncompared is not None:
             findings.add("warning", "pack.grouping", uncompared)
+    running = opening.running(home, day)
+    if running is not None:
+        findings.add("warning", "night", running)
 
 
 def _table(config: Config, home: str) -> EventTable:
@@ -380,20 +372,3 @@ def _holdout(config: Config, one: Sampled, acted: list[Sampled]) -> tuple[float,
     once, twice = (int((counts["len"] == n).sum()) for n in (1, 2))
     unseen = once * once / (2 * max(twice, 1))
     return min(counts.height * one.scale, counts.height + unseen) * fraction, positives
-
-
-def _would_run(config: Config, home: str, day: Date, entries: list[Entry]) -> list[str]:
-    """Return the stages that a night of this day would run: those without a manifest or with another config, and on."""
-    record = nights(entries).get(day.isoformat())
-    if record is not None and record.is_finished:
-        return []
-    if record is None:
-        return list(STAGES)
-    was = record.attempts[-1].get("config") or {}
-    changed = {key.split(".")[0] for key in config_difference(was, config.resolved())}
-    folder = store.join(home, "nights", record.key, "manifests")
-    for place, stage in enumerate(STAGES):
-        done = store.exists(store.join(folder, f"{_MANIFESTS.get(stage, stage)}.json"))
-        if not done or changed & set(_DEPENDS.get(stage, ())):
-            return list(STAGES[place:])
-    return []
