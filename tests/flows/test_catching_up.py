@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,37 @@ def test_a_refused_day_is_told_and_any_other_failure_stops(tmp_path: Path, caplo
     assert ran == [day(2), day(3)]
 
 
+@pytest.fixture(scope="module")
+def started_twice(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Any]:
+    """Start the first night twice at once; returns the flow's parameters, and the two final states."""
+    del prefect_server
+    folder = tmp_path_factory.mktemp("twice")
+    parameters = {"config": str(tiny.make(folder, days=4)), "home": str(folder / "home")}
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(nightly, date=day(1), **parameters, return_state=True) for _ in range(2)]
+    return parameters, [start.result() for start in starts]
+
+
 @pytest.mark.prefect
-@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.filterwarnings("default")  # whole nights run MLflow, pandas and SQLAlchemy, with deprecations of theirs
+def test_of_two_starts_of_a_night_one_trains(started_twice: tuple[dict[str, str], Any]) -> None:
+    """The other ends as a named skip: one attempt, one version, each event trained once (case A3)."""
+    parameters, states = started_twice
+    entries = Journal(f"{parameters['home']}/lake/journal").entries()
+
+    (skipped,) = (state for state in states if state.name == "Skipped")
+    (ran,) = (state for state in states if state.name == "Completed")
+    assert "is already running; this start ends" in skipped.message
+    assert skipped.is_completed()
+    assert ran.result()["attempts"] == 1
+    kinds = [entry.kind for entry in entries]
+    assert [kinds.count(kind) for kind in ("opened", "attempt", "ingested", "registered")] == [1, 0, 1, 1]
+
+
+@pytest.mark.prefect
+@pytest.mark.filterwarnings("default")
 def test_after_downtime_a_scheduled_night_runs_those_before_it_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started_twice: tuple[dict[str, str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Days 2 and 3 were missed: day 4's run takes them up in order, each from the champion as the day before left it.
 
@@ -99,8 +126,7 @@ def test_after_downtime_a_scheduled_night_runs_those_before_it_first(
     from prefect.flow_engine import run_flow
     from prefect.states import Scheduled
 
-    config, home = tiny.make(tmp_path, days=4), tmp_path / "home"
-    parameters = {"config": str(config), "home": str(home)}
+    parameters, home = started_twice[0], Path(started_twice[0]["home"])
     real, trained, running = training.run_training, [], []
 
     def one_at_a_time(run: Path, *arguments: Any, **named: Any) -> dict[str, Any]:
@@ -118,7 +144,6 @@ def test_after_downtime_a_scheduled_night_runs_those_before_it_first(
             run = client.create_flow_run(nightly, parameters=parameters, state=Scheduled(scheduled_time=when))
         return run_flow(nightly, flow_run=run, parameters=parameters)
 
-    nightly(date=day(1), **parameters)
     monkeypatch.setattr(training, "run_training", one_at_a_time)
     last, late = scheduled(4), scheduled(3)
 
