@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -78,15 +77,14 @@ def newest_step(home: Path, night: str) -> int:
     return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
 
 
-def engine_of(run: uuid.UUID) -> int:
-    """Return the process that executes a flow run."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
+def engine_of(worker: int) -> int:
+    """Return the process that executes the flow run of a worker that has one."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if f"PREFECT__FLOW_RUN_ID={run}".encode() in path.read_bytes().split(b"\0"):
-                command = (path.parent / "cmdline").read_bytes()
-                if b"prefect.engine" in command:
-                    return int(path.parent.name)
-    raise AssertionError(f"no process executes run {run}")
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            if parent == worker and b"prefect.engine" in (path.parent / "cmdline").read_bytes():
+                return int(path.parent.name)
+    raise AssertionError(f"worker {worker} executes no run")
 
 
 def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_again(
@@ -141,7 +139,7 @@ def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_agai
         again = client.create_flow_run_from_deployment(deployment, parameters={**parameters, "date": str(day)})
     before = newest_step(home, str(day))
     until(lambda: newest_step(home, str(day)) > before, what="training, taken up again")
-    flow = engine_of(again.id)
+    flow = engine_of(worker.pid)
     for process in (worker.pid, flow):
         os.kill(process, signal.SIGKILL)
     until(lambda: not processes_of(home), what="the end of what the killed flow had started")
