@@ -26,6 +26,7 @@ COUNTS = ("count", "positives", "users", "gauc_users")
 """Rows, positive ones, users, and users with both classes, over whom GAUC is taken."""
 ERRORS = {"auc": "auc_error", "ne": "ne_error"}
 """Standard errors over users (gr_core.eval.spread) of these metrics."""
+_LOGGED = ("auc", "ne", "calibration", *GAUC, "count", "positives", "users")  # hundreds of keys a night are enough
 _UNSAFE = re.compile(r"[^\w.\- ]")  # what MLflow refuses in a key, and the slash that parts it
 _LONGEST = 60
 
@@ -115,12 +116,12 @@ def metric_keys(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return flat keys of rows that name their `role`: next_day/auc/click/surface:feed.
 
     MLflow takes no `=` in a key, so the slice has a colon there. Of the whole only what `metrics.metric_keys` does not
-    give is told: GAUC and users.
+    give is told: GAUC and users; of slices the chief figures, the table has all.
     """
     found: dict[str, Any] = {}
     for row in rows:
         is_whole = row["slice"] == ALL
-        names = (*GAUC, "users", "gauc_users") if is_whole else (*METRICS, *COUNTS)
+        names = (*GAUC, "users", "gauc_users") if is_whole else _LOGGED
         end = "" if is_whole else f"/{key_part(row['slice'])}"
         found |= {f"{row['role']}/{name}/{row['action']}{end}": row[name] for name in names}
     return found
