@@ -101,8 +101,7 @@ def _decision(page: NightPage) -> Markup:
     if not figures:
         return _section("Decision", reasons, _dim("The gate has decided nothing."))
     compared = [_dim(_on_what(figures)), table(("holdout", "challenger", "champion"), rows)]
-    if figures.get("difference") is not None:
-        compared.append(element("p", _difference(figures)))
+    compared += [element("p", text) for text in _differences(figures)]
     decided = [
         Point(
             label=one.date[5:],
@@ -128,12 +127,25 @@ def _on_what(figures: Mapping[str, Any]) -> str:
     return f"On {figures.get('action', 'the gate action')}: {', '.join(counts)}"
 
 
-def _difference(figures: Mapping[str, Any]) -> str:
-    parts = [f"NE differs by {figures['difference']:+.2%}"]
-    for key, name in (("standard_error", "standard error"), ("upper_bound", "upper bound"), ("margin", "margin")):
-        if figures.get(key) is not None:
-            parts.append(f"{name} {figures[key]:.2%}")
-    return ", ".join(parts)
+def _differences(figures: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the challenger against champion, last full retrain, and what the registry serves."""
+    said = []
+    if figures.get("difference") is not None:
+        keys = (("standard_error", "standard error"), ("upper_bound", "upper bound"), ("margin", "margin"))
+        told = [f"{name} {figures[key]:.2%}" for key, name in keys if figures.get(key) is not None]
+        said.append(", ".join([f"NE differs by {figures['difference']:+.2%}", *told]))
+    if figures.get("cumulative_difference") is not None:
+        said.append(
+            f"From the last full retrain, version {figures.get('full_retrain')}, NE differs by "
+            f"{figures['cumulative_difference']:+.2%}, upper bound {figures['cumulative_upper_bound']:.2%}, margin "
+            f"{figures['cumulative_margin']:.2%}"
+        )
+    if figures.get("artifact_difference") is not None:
+        apart = f"{figures['artifact_difference']:.1g}"
+        said.append(
+            f"The registered model, loaded in a fresh process, scores within {apart} of the night's own evaluation"
+        )
+    return said
 
 
 def _figure(drawn: Markup, caption: str) -> Markup:

@@ -71,6 +71,11 @@ def records(**status: Any) -> dict[str, NightRecord]:
         "standard_error": 0.004,
         "upper_bound": 0.0001,
         "margin": 0.01,
+        "full_retrain": 7,
+        "cumulative_difference": -0.2,
+        "cumulative_upper_bound": -0.17,
+        "cumulative_margin": 0.03,
+        "artifact_difference": 1.2e-7,
     }
     return nights(entries)
 
@@ -132,6 +137,9 @@ def test_a_promoted_and_a_held_night_say_so_and_why() -> None:
     assert ("strong", {"class": "promoted"}) in promoted.tags
     assert ["AUC", "0.7654", "-"] in promoted.rows
     assert "NE differs by -1.23%, standard error 0.40%, upper bound 0.01%, margin 1.00%" in promoted.text
+    told = "From the last full retrain, version 7, NE differs by -20.00%, upper bound -17.00%, margin 3.00%"
+    assert told in promoted.text
+    assert "loaded in a fresh process, scores within 1e-07 of the night's own evaluation" in promoted.text
     assert "The gate has decided nothing." in held.text
 
 
