@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,14 @@ class ModelStore(Protocol):
 
     def version(self, version: int) -> ModelVersion:
         """Return a registered version; UsageError where there is none."""
+
+    def download(self, version: int, folder: Path) -> Path:
+        """Return a version's model folder: a copy below `folder`, or the artifact itself where it is local.
+
+        Raises:
+            UsageError: There is no such version.
+            FormatError: Its artifact is not there.
+        """
 
     def model_bytes(self, version: int) -> int:
         """Return the bytes of a version's model files; 0 where they were dropped. UsageError: no such version."""
@@ -300,6 +309,14 @@ class InMemoryStore:
         if not 1 <= version <= len(self._versions):
             raise UsageError(f"there is no version {version}; there are {len(self._versions)}", where="version")
         return self._versions[version - 1]
+
+    def download(self, version: int, folder: Path) -> Path:
+        """See ModelStore; a copy of the checkpoint, without code."""
+        found = self.version(version)
+        if "pruned" in found.tags:
+            raise FormatError(f"version {version} was pruned; its model is not there", where=found.source)
+        shutil.copytree(found.source, folder / "data" / DATA)
+        return folder
 
     def model_bytes(self, version: int) -> int:
         """See ModelStore; in memory the model is its checkpoint, which is not this store's."""

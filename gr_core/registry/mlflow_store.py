@@ -300,11 +300,7 @@ class MlflowStore:
         return source
 
     def download(self, version: int, folder: Path) -> Path:
-        """Return a version's model folder: a copy below `folder`, or the artifact itself where it is local.
-
-        Raises:
-            UsageError, FormatError: There is no such version, or its artifact is not there.
-        """
+        """See ModelStore."""
         location = self._location(version)
         with store.answering(location):
             return artifacts.fetch(self._files_at(location), folder, location)

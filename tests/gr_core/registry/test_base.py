@@ -10,7 +10,7 @@ import torch
 from mlflow import MlflowClient
 
 from gr_core.errors import FormatError, UsageError
-from gr_core.registry.base import InMemoryStore, ModelStore, as_float, clean_metrics
+from gr_core.registry.base import InMemoryStore, ModelStore, as_float, check_files, clean_metrics
 from gr_core.registry.mlflow_store import MlflowStore
 
 
@@ -165,3 +165,17 @@ def test_what_is_no_scalar_is_refused():
     for wrong in ("0.5", np.zeros(2), torch.zeros(2)):
         with pytest.raises(TypeError, match="scalar"):
             as_float(wrong)
+
+
+def test_a_registered_model_comes_back_whole_or_is_refused(store, trained, tmp_path):
+    """What is downloaded is the checkpoint file by file; a version that is not there, or whose files were dropped, is named."""
+    run = store.start_night("2025-08-01", params={}, tags={})
+    version = store.register(run, trained.checkpoint, night="2025-08-01", tags={})
+
+    model = store.download(version, tmp_path / "model")
+    assert check_files(model, trained.checkpoint) == store.version(version).digest
+    store.drop_model(version, {"pruned": "a test"})
+    with pytest.raises(FormatError, match="is not there"):
+        store.download(version, tmp_path / "again")
+    with pytest.raises(UsageError, match="no version 99"):
+        store.download(99, tmp_path / "never")
