@@ -47,6 +47,8 @@ class RequestFile:
 
     uri: str
     form: str
+    content: bytes | None = None
+    """Of a file on an object store, which is fetched once; None: local."""
 
     @classmethod
     def at(cls, uri: str) -> RequestFile:
@@ -54,7 +56,7 @@ class RequestFile:
         form = form_of(uri, "--input")
         if not store.exists(uri):
             raise UsageError(f"--input {uri} does not exist; name a file of requests", where="input")
-        return cls(uri=uri, form=form)
+        return cls(uri=uri, form=form, content=None if store.is_local(uri) else store.read_bytes(uri))
 
     def total(self) -> int | None:
         """Return the number of rows where the file tells it without being read."""
@@ -79,9 +81,7 @@ class RequestFile:
             yield from self._rows_of_lines()
 
     def _open(self) -> Any:
-        if store.is_local(self.uri):
-            return pa.OSFile(str(store.local_path(self.uri)))
-        return pa.BufferReader(store.read_bytes(self.uri))
+        return pa.OSFile(str(store.local_path(self.uri))) if self.content is None else pa.BufferReader(self.content)
 
     def _parquet(self) -> pq.ParquetFile:
         try:

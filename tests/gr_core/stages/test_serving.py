@@ -18,12 +18,16 @@ from flows.cli import main
 from gr_core.config import load_config
 from gr_core.errors import DataContractError, DaybreakError, FormatError, UsageError
 from gr_core.eval.scoring import Scored
+from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.registry import requests as request_files
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.registry.scorer import RequestScorer
 from gr_core.stages import judging, serving
 from tests.plain import run
+from tests.s3 import bucket, s3_endpoint
+
+__all__ = ["bucket", "s3_endpoint"]
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
 DAY = tiny.FIRST_DAY
@@ -271,6 +275,22 @@ def test_the_command_prints_one_object(world: World, tmp_path: Path, capsys: pyt
     assert json.loads(capsys.readouterr().out)["error"]["where"] == f"{bad}:1:shown_at"
     assert main([*words, "--model", "2", "--input", str(source)]) == 0
     assert capsys.readouterr().out == f"scored 2 rows by version 2: {output}\n"
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_both_files_may_lie_on_an_object_store(world: World, bucket: str, tmp_path: Path, suffix: str) -> None:
+    """Read and written at s3:// URIs as locally; a missing one is named."""
+    local = write(tmp_path / f"in{suffix}", world.requests[:3])
+    store.write_bytes(f"{bucket}/in{suffix}", local.read_bytes())
+    settings, model = load_config(world.config, list(LONG)), (str(world.home), "2")
+
+    told = serving.score(settings, *model, f"{bucket}/in{suffix}", f"{bucket}/out{suffix}")
+    serving.score(settings, *model, str(local), str(tmp_path / f"out{suffix}"))
+
+    assert told == {"rows": 3, "model_version": 2, "output": f"{bucket}/out{suffix}"}
+    assert store.read_bytes(f"{bucket}/out{suffix}") == (tmp_path / f"out{suffix}").read_bytes()
+    with pytest.raises(UsageError, match="does not exist"):
+        serving.score(settings, *model, f"{bucket}/absent{suffix}", f"{bucket}/out{suffix}")
 
 
 def test_a_version_whose_checkpoint_is_gone_is_named(world: World, tmp_path: Path) -> None:
