@@ -23,9 +23,10 @@ from gr_core.hashing import fingerprint
 from gr_core.lake import space, store
 from gr_core.lake.checkpoints import check_readable
 from gr_core.lake.events import EventTable
-from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, champion, nights, versions
+from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, nights, versions
 from gr_core.lake.lineage import Lineage
 from gr_core.lake.moved import rebased
+from gr_core.lake.predecessors import start_of
 from gr_core.lake.pruned import refuse_night, refuse_version
 from gr_core.refs import Bound, Ref, day_end_us, iso
 
@@ -39,6 +40,7 @@ STAGE_FORMAT = {
     "pack": 2,
     "train": 2,
     "evaluate": 3,
+    "next_night": 1,
     "register": 2,
     "gate": 3,
 }
@@ -166,7 +168,7 @@ def open_night(
         home: URI of the home.
         day: The lake day.
         at_us: The time of the journal entry, microseconds since the epoch.
-        mode: nightly or backfill.
+        mode: nightly or backfill; a backfilled day that is not after the champion's starts from its predecessor's model.
         parent_version: Start from this registered version instead of the champion.
         force: A stage that is repeated.
         prepared_by: Key of an experiment that needs the night's stages up to packs; until a start of its own the night
@@ -198,7 +200,7 @@ def open_night(
             mode=mode,
             home=home,
             config=config.resolved(),
-            parent=parent_of(entries, parent_version),
+            parent=parent_of(entries, parent_version, late=day.isoformat() if mode == "backfill" else None),
             cutoff_us=day_end_us(day, config.lake.zone),
             seed=config.pack.seed,
             at_us=at_us,
@@ -246,15 +248,12 @@ def _reopen(config: Config, home: str, record: NightRecord, journal: Journal, at
     return night
 
 
-def parent_of(entries: list[Entry], version: int | None) -> Parent | None:
-    """Return the named version's checkpoint, else the champion's, else none."""
-    wanted = version
+def parent_of(entries: list[Entry], version: int | None, late: str | None = None) -> Parent | None:
+    """Return the named version's checkpoint, else what a night starts from by itself (`start_of`)."""
+    wanted = start_of(entries, late) if version is None else version
     if wanted is None:
-        chosen = champion(entries)
-        if chosen is None:
-            return None
-        wanted = chosen.version
-    elif wanted in Lineage.of(entries).tainted:
+        return None
+    if version is not None and wanted in Lineage.of(entries).tainted:
         raise _tainted(wanted)
     made = versions(entries).get(wanted)
     if made is not None and made.experiment is not None:
@@ -293,7 +292,7 @@ def check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
         raise BoundError(
             f"night {night.date} has cutoff {iso(night.cutoff_us)}, below its parent's (version {parent.version}, "
             f"commit {parent.watermark.commit}, cutoff {parent.watermark.cutoff}); a bound never moves back: "
-            "choose a later date, or an older parent with --parent",
+            "choose a later date, an older parent with --parent, or run an earlier day with `daybreak backfill`",
             where=night.date,
         )
     read = EventTable(night.table_uri, config).find(night.date)

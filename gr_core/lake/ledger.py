@@ -388,5 +388,8 @@ def bound_nights_ago(entries: Sequence[Entry], k: int) -> Bound | None:
     """
     if k < 1:
         raise ValueError(f"k must be at least 1 (the newest finished night), got {k}")
-    bounds = _main_bounds(entries)
+    bounds: list[Bound] = []
+    for bound in _main_bounds(entries):
+        if not bounds or bound.cutoff_us >= bounds[-1].cutoff_us:
+            bounds.append(bound)  # an older day that was backfilled is no night ago: the window would reach back to it
     return bounds[-k] if len(bounds) >= k else None

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 import uuid
 from datetime import UTC, datetime, timedelta
-from datetime import date as Date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tests.tiny as tiny
-from flows.backfill import backfill
 from flows.nightly import nightly
 from flows.scheduling import day_before
-from gr_core.errors import DataContractError
 from gr_core.lake.journal import Journal, champion, nights
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import training
@@ -203,27 +199,6 @@ def test_a_forced_stage_stands_beside_the_result_and_has_its_digest(
 
     assert forced["forced"]["equal"] is True
     assert state.read_bytes() == before
-
-
-def test_a_backfill_goes_from_the_oldest_day_on_and_stops_at_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case E8: one day after the other, each after its predecessor; when one fails, no later one is started."""
-    days = [tiny.FIRST_DAY + timedelta(days=n) for n in range(3)]
-    broken, started = days[:0], []
-
-    def night(*, date: Date, mode: str, **_: Any) -> dict[str, Any]:
-        started.append(date)
-        if date in broken:
-            raise DataContractError("no file")
-        return {"date": str(date), "mode": mode}
-
-    monkeypatch.setattr(sys.modules[backfill.fn.__module__], "nightly", night)
-    told = backfill.fn(start=days[0], end=days[2])
-    assert told == {"nights": [{"date": str(day), "mode": "backfill"} for day in days]}
-
-    broken, started = days[1:2], []
-    with pytest.raises(DataContractError):
-        backfill.fn(start=days[0], end=days[2])
-    assert started == days[:2]
 
 
 def test_the_day_comes_from_the_scheduled_start_in_the_lakes_zone() -> None:
