@@ -37,6 +37,7 @@ from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
 from tasks.ingest import ingest
+from tasks.next_night import check_champion, publish_check
 from tasks.pack import write_pack
 from tasks.page import publish_page
 from tasks.register import register
@@ -168,17 +169,19 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
     words, encoded, packs = made["vocabulary"], made["encode"], made["packs"]
     training = train.submit(night, packs, words)
     evaluation = evaluate.submit(night, packs["next_day"], words)
-    beside: list[PrefectFuture[Any]] = [training, evaluation, announce.submit(night)]
+    checking = check_champion.submit(night, packs["next_day"], words, ingested, buckets)
+    beside: list[PrefectFuture[Any]] = [training, evaluation, checking, announce.submit(night)]
     wait(beside)
-    trained, evaluated = training.result(), evaluation.result()
+    trained, evaluated, checked = training.result(), evaluation.result(), checking.result()
     publish_training(night.key, trained)
     version = register(night, ingested, trained, evaluated, words)
     if night.experiment is None:
+        publish_check(night.key, checked)
         decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
     else:
         decision = judge_beside(night, version, trained, packs["holdout"], words)
     publish_slices(night.key, evaluated, decision)
-    results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated}
+    results |= {"pack": [*encoded, *packs.values()], "train": trained, "evaluate": evaluated, "next_night": checked}
     return judging.finish(night, results | {"register": version, "gate": decision}, ended_us=now_us())
 
 

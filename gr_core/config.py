@@ -26,6 +26,7 @@ from gr_core.errors import ConfigError
 from gr_core.evaluation_config import EvaluationConfig, SliceConfig
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import AttentionConfig, ModelConfig
+from gr_core.next_night_config import NextNightConfig
 from gr_core.prune_config import PruneConfig
 from gr_core.section import CENTURY_DAYS, Days, Section, Seed
 from gr_core.source_config import (
@@ -46,6 +47,7 @@ __all__ = [
     "FeedConfig",
     "GateConfig",
     "LakeConfig",
+    "NextNightConfig",
     "NightlyConfig",
     "PackConfig",
     "PruneConfig",
@@ -208,6 +210,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
+    next_night: NextNightConfig = NextNightConfig()
     nightly: NightlyConfig = NightlyConfig()
     prune: PruneConfig = PruneConfig()
     alerts: AlertsConfig = AlertsConfig()

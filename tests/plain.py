@@ -9,9 +9,21 @@ from typing import Any
 from gr_core import experiments
 from gr_core.config import load_config
 from gr_core.night import Night, open_night
-from gr_core.stages import experimenting, gating, ingesting, judging, packing, sequencing, training
+from gr_core.stages import experimenting, gating, ingesting, judging, next_night, packing, sequencing, training
 
-STAGES = ("ingest", "sequences", "vocabulary", "encode", "pack", "train", "evaluate", "register", "gate", "finish")
+STAGES = (
+    "ingest",
+    "sequences",
+    "vocabulary",
+    "encode",
+    "pack",
+    "train",
+    "evaluate",
+    "next_night",
+    "register",
+    "gate",
+    "finish",
+)
 
 
 def run(
@@ -64,6 +76,9 @@ def _one(night: Night, stage: str, done: dict[str, Any]) -> Any:  # noqa: PLR091
             return training.train(night, done["pack"], done["vocabulary"])
         case "evaluate":
             return judging.evaluate(night, done["pack"]["next_day"], done["vocabulary"])
+        case "next_night":
+            rest = (done["vocabulary"], done["ingest"], done["sequences"])
+            return next_night.check(night, done["pack"]["next_day"], *rest)
         case "register":
             return judging.register(night, done["ingest"], done["train"], done["evaluate"], done["vocabulary"])
         case "gate":

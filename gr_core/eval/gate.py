@@ -138,6 +138,13 @@ def decide(  # noqa: PLR0913 -- each is one input of the rule
     return Decision(True, ["first model" if champion is None else "gate passed"], figures)
 
 
+def held(decision: Decision, reasons: Sequence[str]) -> Decision:
+    """Return a decision as it is, or where there are reasons that no figure outweighs, one that holds for them first."""
+    if not reasons:
+        return decision
+    return Decision(False, [*reasons, *([] if decision.promote else decision.reasons)], decision.figures)
+
+
 def _figures(champion: Scores | None, challenger: Scores, config: GateConfig) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "action": config.action,

@@ -11,6 +11,7 @@ from typing import Any
 from gr_core.report.attributed import advice_rows, figure_rows, split, split_rows
 from gr_core.report.charts import Point, colour, parts_bar, series
 from gr_core.report.markup import DASH, Markup, element, join, number, table
+from gr_core.report.next_night import section as next_night
 from gr_core.report.nightly_page import NightPage, Past, interval
 from gr_core.report.sliced import slice_section
 from gr_core.report.status import EVENT_KEYS, ROW_KEYS, SAMPLED_KEYS
@@ -94,12 +95,13 @@ def _decision(page: NightPage) -> Markup:
     """Return what the gate said, why, and on which figures."""
     figures = page.past[-1].figures if page.past else {}
     reasons = element("ul", *(element("li", reason) for reason in page.night["reasons"] or ["no reason given"]))
+    checked = next_night(page.night.get("next_night"))
     rows = [
         (name, *(number(figures.get(f"{key}_{side}")) for side in ("challenger", "champion")))
         for key, name in (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
     ]
     if not figures:
-        return _section("Decision", reasons, _dim("The gate has decided nothing."))
+        return _section("Decision", reasons, _dim("The gate has decided nothing."), *checked)
     compared = [_dim(_on_what(figures)), table(("holdout", "challenger", "champion"), rows)]
     compared += [element("p", text) for text in _differences(figures)]
     decided = [
@@ -117,7 +119,7 @@ def _decision(page: NightPage) -> Markup:
         drawn = series(decided, name, reference=figures.get("margin"))
         caption = f"{name}: below 0 the challenger is better; dashed, the margin; bars, 95 % intervals"
         compared.append(_figure(drawn, caption))
-    return _section("Decision", reasons, *compared)
+    return _section("Decision", reasons, *compared, *checked)
 
 
 def _on_what(figures: Mapping[str, Any]) -> str:

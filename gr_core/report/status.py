@@ -17,6 +17,7 @@ from rich.text import Text
 
 from gr_core.lake.entries import Entry
 from gr_core.lake.ledger import Champion, NightRecord, champion, nights
+from gr_core.report import next_night
 
 ROW_KEYS = ("read", "committed", "duplicates", "quarantined", "forgotten")
 EVENT_KEYS = ("due_events", "supervised_events", "new_events", "holdout_events", "late_events")
@@ -69,7 +70,7 @@ def build_status(
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
     age = None if best is None else _age(best, today)
-    found = _newest(records, best) + _data(records) + _evaluation(records)
+    found = _newest(records, best) + next_night.findings(records, entries) + _data(records) + _evaluation(records)
     if promise is not None and (late := _late(records, promise)) is not None:
         found.append(late)
     if best is not None and age is not None and stale_days is not None and age > stale_days:
@@ -107,8 +108,9 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     """Return one night of example 7: exactly its keys, and every count always, 0 too.
 
     Identity, state, gate, reasons and attempts are the journal's own; rows, counts, next_day and seconds are those
-    that the finished night wrote. Where there is something to tell besides: action_rows, experiment, and checkpoints
-    (those scored beside training, as gr_core.eval.watching.read_results returns them).
+    that the finished night wrote. Where there is something to tell besides: action_rows, experiment, next_night
+    (what the check of the champion found), and checkpoints (those scored beside training, as
+    gr_core.eval.watching.read_results returns them).
 
     Args:
         record: The night.
@@ -142,6 +144,8 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     actions = figures.get("action_rows") or record.action_rows
     if actions is not None:
         value["action_rows"] = actions
+    if figures.get("next_night"):
+        value["next_night"] = figures["next_night"]
     if figures.get("checkpoints"):
         value["checkpoints"] = figures["checkpoints"]
     if record.experiment is not None:

@@ -24,11 +24,10 @@ from gr_core.eval.slices import Slicing
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, NightRecord, Version, nights, versions
 from gr_core.lake.lineage import Lineage
-from gr_core.lake.moved import rebased
 from gr_core.lake.pruned import refuse_version
 from gr_core.night import Night
 from gr_core.report.status import EVENT_KEYS, night_object
-from gr_core.stages import judging, packing, rivals
+from gr_core.stages import judging, packing, rescoring, rivals
 from gr_core.stages import slicing as cohorts
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
 def _slicings(config: Config, night: Night, scored: scoring.Scored) -> list[Slicing]:
     """Part the holdout of a night as the config says; not at all where that night's rows cannot be read any more."""
     try:
-        return cohorts.of(night, _recorded(night, "pack", "holdout"), scored, config)
+        return cohorts.of(night, rescoring.recorded(night, "pack", "holdout"), scored, config)
     except (FormatError, FileNotFoundError) as error:
         logger.warning("night %s's holdout is compared by day alone, its slices cannot be read: %s", night.key, error)
         return []
@@ -144,9 +143,9 @@ def _scored(
     newest = sorted(sides, key=lambda side: (side.version.date, side.version.version), reverse=True)
     for own in newest:
         other = sides[1] if own is sides[0] else sides[0]
-        night = _pinned(own.record, home)
+        night = rescoring.pinned(own.record, home)
         try:
-            pack, words = _recorded(night, "pack", "holdout"), _recorded(night, "vocabulary")
+            pack, words = rescoring.recorded(night, "pack", "holdout"), rescoring.recorded(night, "vocabulary")
             if not pack["num_supervised"] or not packing.pack_intact(pack):
                 raise FormatError(f"the holdout pack of night {night.key} is empty, gone or damaged", where=night.key)
             mine = judging.score(night, own.version.checkpoint, pack, words, num_threads=2)
@@ -158,24 +157,6 @@ def _scored(
             return (night, mine, theirs) if own is sides[0] else (night, theirs, mine)
         logger.warning("night %s: the two versions were scored on different rows; they are not compared", night.key)
     return None
-
-
-def _pinned(record: NightRecord, home: str) -> Night:
-    """Return a night as its last attempt had it; its stages' results are read, never made again."""
-    values = {key: value for key, value in record.opened.items() if key in Night.__slots__}
-    night = Night.from_json({**values, "parent": record.pinned_parent})
-    config = next(attempt["config"] for attempt in reversed(record.attempts) if "config" in attempt)
-    return replace(night, home=home, config=config, finished=True)
-
-
-def _recorded(night: Night, stage: str, part: str = "") -> dict[str, Any]:
-    """Return what a stage of the night recorded, whether or not the night finished."""
-    uri = night.uri(stage, "manifests", f"{stage}{'-' if part else ''}{part}.json")
-    try:
-        manifest = rebased(store.read_json(uri), night.home)
-        return {**manifest["result"], "fingerprint": manifest["fingerprint"]}
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"night {night.key} has no record of stage {stage} {part}".rstrip(), where=uri) from error
 
 
 def _score_other(
@@ -195,11 +176,13 @@ def _score_other(
             where=uri,
         )
     theirs = {"uri": uri, "version": words_of_other.version}
-    buckets = [_recorded(night, "sequences", f"{n:05d}") for n in range(night.settings.lake.num_buckets)]
+    buckets = [rescoring.recorded(night, "sequences", f"{n:05d}") for n in range(night.settings.lake.num_buckets)]
     with tempfile.TemporaryDirectory(prefix="daybreak-compare-") as folder:
         # the same night in another place: what it lacks there is made there, and the home stays as it is
         scratch = replace(night, home=folder, finished=False)
-        rows = packing.encode_pack(scratch, _recorded(night, "ingest"), buckets, theirs, "holdout", name="compared")
+        rows = packing.encode_pack(
+            scratch, rescoring.recorded(night, "ingest"), buckets, theirs, "holdout", name="compared"
+        )
         return judging.score(night, other.version.checkpoint, rows, theirs, num_threads=2)
 
 
@@ -208,7 +191,7 @@ def _measured_apart(home: str, sides: tuple[_Side, _Side]) -> dict[str, pairing.
     found: list[Mapping[str, Any]] = []
     for side in sides:
         try:
-            told = _recorded(_pinned(side.record, home), "gate")["holdout"]
+            told = rescoring.recorded(rescoring.pinned(side.record, home), "gate")["holdout"]
         except FormatError as error:
             logger.warning("version %d: %s", side.version.version, error)
             told = {}

@@ -14,6 +14,7 @@ from gr_core.eval import metrics, scoring, slices, vetoes
 from gr_core.hashing import is_holdout
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Champion, champion
+from gr_core.lake.predecessors import held_for_lineage
 from gr_core.night import Night, run_stage
 from gr_core.stages import evaluating, judging, rivals, served, slicing
 
@@ -48,6 +49,7 @@ def gate(
     entries = [e for e in journal.entries() if e.kind != "decided" or e.night != night.key]
     standing = champion(entries)
     holdout = rivals.Holdout(pack=pack, words=words, ingested=ingested, buckets=buckets)
+    rolled_back = held_for_lineage(entries, night.parent.version if night.parent else None)
     identity = {
         "version": version["version"],
         "pack": pack["digest"],
@@ -56,6 +58,7 @@ def gate(
         "full_retrain": rivals.root(night, standing),
         "findings": ingested.get("findings", []),
         "slices": [one.model_dump(mode="json") for one in config.evaluation.slices],
+        **({"rolled_back": rolled_back} if rolled_back else {}),
     }
 
     def work() -> dict[str, Any]:
@@ -65,7 +68,7 @@ def gate(
         data_ok = all(found["level"] != "hold" for found in identity["findings"])
         rival = others.champion
         parts = slicing.of(night, pack, challenger)
-        decision = decide(night, trained, challenger, others, standing, data_ok=data_ok)
+        decision = gates.held(decide(night, trained, challenger, others, standing, data_ok=data_ok), rolled_back)
         names, supervised = config.source.action_names, config.source.supervised_mask
         bit = names.index(config.gate.action)
         decision = vetoes.with_vetoes(decision, rival, challenger, parts, config.gate, bit=bit, seed=night.seed)

@@ -13,7 +13,7 @@ from gr_core import environment
 from gr_core.config import Config
 from gr_core.config_rules import trained_with
 from gr_core.errors import DaybreakError, FormatError, UsageError
-from gr_core.eval import metrics, progressive, scoring, slices
+from gr_core.eval import metrics, next_night, progressive, scoring, slices
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.lake.events import EventTable
@@ -193,7 +193,8 @@ def finish(night: Night, results: dict[str, Any], *, ended_us: int | None = None
         models = model_store(night, config)
         run = models.start_night(night.key, params={}, tags={})
         seconds = {f"perf/seconds/{stage}": value for stage, value in status["seconds"].items()}
-        models.log(run, metrics.metric_keys("holdout", results["gate"]["holdout"]) | seconds)
+        checked = next_night.metric_keys(results.get("next_night"))
+        models.log(run, metrics.metric_keys("holdout", results["gate"]["holdout"]) | checked | seconds)
         _log_slices(night, models, run, results)
         models.tag(run, {"gate": status["gate"], "reasons": "; ".join(status["reasons"])})
         repair_aliases(night, models)
@@ -258,6 +259,9 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         **{f"{name}_events": counts[name] for name in ("replayed", "sampled_out") if name in counts},
         "next_day": evaluated["next_day"],
         **({"next_day_errors": evaluated["next_day_errors"]} if evaluated.get("next_day_errors") else {}),
+        **(
+            {"next_night": next_night.told(results["next_night"])} if "next_night" in results and record.is_main else {}
+        ),
         "seconds": {name: _seconds(results.get(name)) for name in stages},
         "attempts": record.num_attempts,
         **{key: trained[key] for key in ("checkpoints", "evaluation_trouble") if trained.get(key)},

@@ -49,7 +49,7 @@ def promote(config: Config, home: str, version: int, *, reason: str, at_us: int)
     """
 
     def choose(entries: Sequence[Entry]) -> int:
-        return _usable(home, entries, version, "promote")
+        return usable(home, entries, version, "promote")
 
     return _move(config, home, "promoted", choose, reason=reason, at_us=at_us)
 
@@ -78,8 +78,8 @@ def rollback(config: Config, home: str, version: int | None = None, *, reason: s
     def choose(entries: Sequence[Entry]) -> int:
         stack = champions(entries)
         if version is not None:
-            _usable(home, entries, version, "rollback")
-        return _usable(home, entries, _earlier(stack, version), "rollback")
+            usable(home, entries, version, "rollback")
+        return usable(home, entries, _earlier(stack, version), "rollback")
 
     return _move(config, home, "rollback", choose, reason=reason, at_us=at_us)
 
@@ -105,8 +105,8 @@ def _earlier(stack: list[Champion], version: int | None) -> int:
     return version
 
 
-def _usable(home: str, entries: Sequence[Entry], version: int, command: str) -> int:
-    """Return a version that may become the champion, or refuse it."""
+def usable(home: str, entries: Sequence[Entry], version: int, command: str) -> int:
+    """Return a version that may become the champion; UsageError, beginning with the command's name, where it may not."""
     refuse_version(entries, version)
     known, lineage, best = versions(entries), Lineage.of(entries), champion(entries)
     trouble, remedy = None, f"name another one with `daybreak {command}`"
