@@ -75,6 +75,9 @@ class ModelStore(Protocol):
     def log_dataset(self, run: str, table_uri: str, bound: Mapping[str, Any], rows: Mapping[str, int]) -> None:
         """Record what the night read: event table, Delta version, bound and row counts; no row is loaded."""
 
+    def run_of(self, night: str) -> str | None:
+        """Return the run of a night as it is, ended or not; None where it has none."""
+
     def attach(self, night: str, name: str, text: str) -> None:
         """Put a text file beside the run of a night, also of one that has ended; an older file of the name is replaced.
 
@@ -278,6 +281,10 @@ class InMemoryStore:
         value = {"table": table_uri, "bound": dict(bound), "rows": dict(rows)}
         if value not in self.runs[run].datasets:
             self.runs[run].datasets.append(value)
+
+    def run_of(self, night: str) -> str | None:
+        """See ModelStore."""
+        return night if night in self.runs else None
 
     def attach(self, night: str, name: str, text: str) -> None:
         """See ModelStore."""

@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -27,7 +26,7 @@ from urllib.parse import urlsplit
 from gr_core.errors import StoreUnavailable, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
-from gr_core.registry import artifacts, relocating, signature
+from gr_core.registry import artifacts, packaging, relocating, signature
 from gr_core.registry.base import (
     DATA,
     PREFIX,
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 LOADER = "gr_core.registry.scorer"
-# What a machine needs to serve; pinned to what trained, without local labels such as +cpu.
-REQUIREMENTS = ("mlflow", "torch", "numpy", "pyarrow", "safetensors", "pandas")
 _BATCH = 100
 
 logger = logging.getLogger(__name__)
@@ -196,12 +193,17 @@ class MlflowStore:
 
     def attach(self, night: str, name: str, text: str) -> None:
         """See ModelStore."""
+        run = self.run_of(night)
+        if run is None:
+            raise UsageError(f"night {night} has no run at {self.tracking_uri}; there is nothing to attach {name} to")
+        with store.answering(self._client.get_run(run).info.artifact_uri):
+            self._client.log_text(run, text, name)
+
+    def run_of(self, night: str) -> str | None:
+        """See ModelStore."""
         query = f"tags.`{PREFIX}kind` = 'night' and tags.`{PREFIX}night` = '{night}'"
         found = self._client.search_runs([self._experiment], query, max_results=1)
-        if not found:
-            raise UsageError(f"night {night} has no run at {self.tracking_uri}; there is nothing to attach {name} to")
-        with store.answering(found[0].info.artifact_uri):
-            self._client.log_text(found[0].info.run_id, text, name)
+        return str(found[0].info.run_id) if found else None
 
     def finish(self, run: str, status: RunStatus) -> None:
         """See ModelStore."""
@@ -370,24 +372,18 @@ def _build(target: Path, checkpoint: Path, state: Mapping[str, Any], *, run: str
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / DATA
         shutil.copytree(checkpoint, data)
-        code = [Path(folder) / name for name in ("gr_core", "kernels")]
-        for package in code:
-            shutil.copytree(_package(package.name), package, ignore=shutil.ignore_patterns("__pycache__"))
+        code = packaging.copy_code(Path(folder))
         described = signature.schema(state)
         mlflow.pyfunc.save_model(
             path=str(target),
             mlflow_model=Model(run_id=run, model_id=model_id),
             loader_module=LOADER,
             data_path=str(data),
-            code_paths=[str(package) for package in code],
+            code_paths=code,
             signature=ModelSignature(
                 inputs=Schema.from_json(json.dumps(described["inputs"])),
                 outputs=Schema.from_json(json.dumps(described["outputs"])),
             ),
             input_example=frames.DataFrame(signature.example(state)),
-            pip_requirements=[f"{name}=={installed(name).partition('+')[0]}" for name in REQUIREMENTS],
+            pip_requirements=packaging.requirements(),
         )
-
-
-def _package(name: str) -> Path:
-    return Path(str(importlib.import_module(name).__file__)).parent

@@ -46,8 +46,15 @@ def sequence_rules(config: Config) -> sequences.SequenceRules:
     )
 
 
-def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[str, Any]:
+def build_bucket(night: Night, ingested: dict[str, Any], bucket: int, *, into: Night | None = None) -> dict[str, Any]:
     """Find what is due and new in one bucket; write its sequences of all roles and its dictionaries.
+
+    Args:
+        night: The night.
+        ingested: What its ingestion returned.
+        bucket: The bucket's number.
+        into: The same night in another place, where they are written instead, new events of a night without a parent
+            too; the night's own home stays as it is.
 
     Returns:
         uri, digest (of the files), and counts of events: due, train (supervised), due_holdout, next_day (new); where
@@ -64,7 +71,8 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
         "supervised": config.source.supervised_mask,
         **_sampled(night),
     }
-    folder = night.uri("sequences", "sequences", f"bucket-{bucket:05d}")
+    place = into or night
+    folder = place.uri("sequences", "sequences", f"bucket-{bucket:05d}")
 
     def work() -> dict[str, Any]:
         history = history_store(night, bucket)
@@ -76,9 +84,9 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
             bucket=bucket,
             holdout_fraction=config.lake.holdout_fraction,
             replay=_replay(night),
-        ).gather()
+        ).gather(advance=into is None)
         rows = gathered.rows
-        by_role, counts = _targets(night, gathered)
+        by_role, counts = _targets(night, gathered, has_scorer=night.parent is not None or into is not None)
         built = sequences.build_sequences(rows, by_role, sequence_rules(config), counted=rows["counted"])
         with store.directory(folder) as path:
             sequences.save(built, path)
@@ -87,7 +95,7 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int) -> dict[st
         sources = {"from_store": gathered.from_store, "from_table": gathered.from_table}
         return {"uri": folder, "counts": counts, "digest": digest, "bytes": moved, "users": sources}
 
-    return run_stage(night, "sequences", identity, work, part=f"{bucket:05d}", intact=folder_intact)
+    return run_stage(place, "sequences", identity, work, part=f"{bucket:05d}", intact=folder_intact)
 
 
 def _replay(night: Night) -> Replay | None:
@@ -105,11 +113,11 @@ def _sampled(night: Night) -> dict[str, Any]:
     return labels if replay is None else {"replay": repr(replay), **labels}
 
 
-def _targets(night: Night, gathered: Gathered) -> tuple[dict[str, pl.Series], dict[str, int]]:
+def _targets(night: Night, gathered: Gathered, *, has_scorer: bool) -> tuple[dict[str, pl.Series], dict[str, int]]:
     """Return the masks of all targets by role, REPLAY after the roles, and the counts of events."""
     rows, fraction = gathered.rows, night.settings.train.negative_fraction
     # without a parent nobody scores the new events: they are counted, and their tokens not written
-    by_role = {str(role): rows[role] * (role != "next_day" or night.parent is not None) for role in ROLES}
+    by_role = {str(role): rows[role] * (role != "next_day" or has_scorer) for role in ROLES}
     counts = {name: gathered.counts[name] for name in ("due", "train", "due_holdout", "next_day")}
     trained = ["train"]
     if REPLAY in rows.columns:
