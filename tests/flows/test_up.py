@@ -24,15 +24,16 @@ from playwright.sync_api import Browser, Page, expect
 import tests.chromium as chromium
 import tests.tiny as tiny
 from flows import hosting
+from flows.deploying import fill_in_date
 from tests.chromium import shoot
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST, SECOND = (str(tiny.FIRST_DAY + timedelta(days=n)) for n in range(2))
-NIGHT_SECONDS = 240  # the longest that a night of the tiny feed may take beside two other test processes
+NIGHT_SECONDS = 400  # the longest that a night of the tiny feed may take; beside two other test processes it takes 30
 ENDS = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # Playwright's driver is a process with pipes, closed when it likes
 ]
 
@@ -120,7 +121,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.fixture(scope="module")
 def first_night(up: Up) -> dict[str, Any]:
-    """Deployed is deployed: start the first night by the API with a date alone; return its run when it has ended."""
+    """Start the first night by the API with a date alone; return its run when it has ended."""
     deployment = up.prefect("/deployments/name/nightly/nightly")["id"]
     run = up.prefect(f"/deployments/{deployment}/create_flow_run", {"parameters": {"date": FIRST}})["id"]
     deadline = time.monotonic() + NIGHT_SECONDS
@@ -194,6 +195,18 @@ def test_a_night_started_by_the_api_is_all_there_over_http(up: Up, first_night: 
     assert (champion["version"], champion["run_id"]) == ("1", run["info"]["run_id"])
 
 
+def test_the_run_of_a_night_shows_its_stages_and_artifacts(up: Up, first_night: dict[str, Any], page: Page) -> None:
+    """The run's page has the state, the stages' graph and the artifacts, among them the links to MLflow."""
+    page.goto(f"{up.told['prefect']}/runs/flow-run/{first_night['id']}")
+    _expect_state(page, "Completed")
+    expect(page.get_by_text("register").first).to_be_visible()
+    shoot(page, "prefect-night")
+    page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts", exact=True)).first.click()
+    for key in ("night", "mlflow-run", "night-page"):
+        expect(page.get_by_text(key, exact=True).first).to_be_visible()
+    shoot(page, "prefect-artifacts")
+
+
 def test_the_homes_own_database_has_the_nights_of_the_servers(up: Up, first_night: dict[str, Any]) -> None:
     """One MLflow database, in the home (case B6): what the worker did, the command line sees without the server."""
     assert [path.name for path in up.folder.rglob("mlflow.db")] == ["mlflow.db"]
@@ -224,9 +237,6 @@ def test_a_night_started_from_the_form_fails_and_is_retried(up: Up, first_night:
     page.get_by_role("dialog").get_by_role("button", name="Retry").click()
     _expect_state(page, "Completed")
     expect(page.get_by_text(f"nightly {SECOND}").first).to_be_visible()
-    shoot(page, "prefect-night")
-    page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts", exact=True)).first.click()
-    expect(page.get_by_text("night-page").first).to_be_visible()
     assert [run["info"]["run_name"] for run in up.nights()] == [FIRST, SECOND]
 
 
@@ -277,11 +287,11 @@ def test_the_page_of_a_night_fits_a_phone(up: Up, browser: Browser) -> None:
     context = browser.new_context(viewport=chromium.PHONE, device_scale_factor=2)  # type: ignore[arg-type]
     page, requests = context.new_page(), []
     page.on("request", lambda request: requests.append(request.url))
-    path = Path(up.words[3]) / "nights" / FIRST / "page.html"
+    path = max((Path(up.words[3]) / "nights").glob("*/page.html"))
     page.goto(path.as_uri())
     shoot(page, "page-phone")
 
-    expect(page.get_by_role("heading", name=f"Night {FIRST}")).to_be_visible()
+    expect(page.get_by_role("heading", name=f"Night {path.parent.name}")).to_be_visible()
     expect(page.get_by_role("heading", name="Decision")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= chromium.PHONE["width"]
     assert requests == [path.as_uri()]
@@ -295,6 +305,27 @@ def test_the_page_of_a_night_is_shown_by_mlflow(up: Up, first_night: dict[str, A
 
     shown = page.frame_locator("iframe").first
     expect(shown.get_by_role("heading", name=f"Night {FIRST}")).to_be_visible()
+
+
+def test_the_next_day_is_filled_into_the_form(up: Up) -> None:
+    """As `up` does for an embedded world: the date is the deployment's own, and its other parameters stay."""
+    before = up.prefect("/deployments/name/nightly/nightly")["parameters"]
+
+    fill_in_date(f"{up.told['prefect']}/api", "2025-06-09")
+
+    assert up.prefect("/deployments/name/nightly/nightly")["parameters"] == before | {"date": "2025-06-09"}
+
+
+def test_a_pool_of_kubernetes_jobs_is_taken_by_the_server(up: Up) -> None:
+    """The server's own validation of the template, and of a deployment's variables against it."""
+    template = json.loads((ROOT / "infra" / "kubernetes" / "pool-gpu.json").read_text())
+    made = up.prefect("/work_pools/", {"name": "jobs", "type": "kubernetes", "base_job_template": template})
+    assert made["base_job_template"] == template
+    flow = up.prefect("/deployments/name/nightly/nightly")["flow_id"]
+    wanted = {"name": "on-jobs", "flow_id": flow, "work_pool_name": "jobs", "entrypoint": "flows.nightly.nightly"}
+    assert up.prefect("/deployments/", wanted | {"job_variables": {"gpus": 8}})["job_variables"] == {"gpus": 8}
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        up.prefect("/deployments/", wanted | {"name": "refused", "job_variables": {"gpus": "many"}})
 
 
 def test_down_ends_all_that_up_started_and_nothing_else(up: Up) -> None:
