@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from flows import hosting, options
-from flows.hosting import Record, Server
+from flows.hosting import Record, Server, ServerError
 from gr_core import environment
 from gr_core.config import Config
-from gr_core.errors import DaybreakError, UsageError
+from gr_core.errors import UsageError
 
 HOST = "127.0.0.1"
-READY_SECONDS = 300.0  # the longest wait for a server; a machine with nothing else to do takes 10
-DEPLOY_SECONDS = 180
+READY_SECONDS = 300.0  # the longest wait for each part; a machine with nothing else to do takes 10
 ROOT = Path(__file__).parent.parent  # the checkout: prefect.yaml, and where the flows' modules are
 
 
@@ -171,17 +170,20 @@ def _mlflow_words(home: str, port: int) -> list[str]:
 def _deploy(file: Path, variables: Mapping[str, str]) -> None:
     """Register the deployments of a rendered prefect.yaml, with Prefect's own command."""
     words = ["-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
-    done = subprocess.run(
-        [sys.executable, *words],
-        check=False,
-        env=dict(variables),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEPLOY_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            check=False,
+            env=dict(variables),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=READY_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServerError(f"prefect deploy had not ended after {READY_SECONDS:g} s", where=str(file)) from error
     if done.returncode:
-        raise DaybreakError(f"prefect deploy failed:\n{(done.stdout + done.stderr)[-2000:]}", where=str(file))
+        raise ServerError(f"prefect deploy failed:\n{(done.stdout + done.stderr)[-2000:]}", where=str(file))
 
 
 def shown(value: dict[str, Any]) -> str:
