@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     except BaseException as error:  # noqa: BLE001 -- one object also for a fault of ours
         full = _full(home, error)
-        return _report(full or error, FAILED, where=full.where if full else None, as_json="--json" in words)
+        status, where = (full.exit_code, full.where) if full else (FAILED, None)
+        return _report(full or error, status, where=where, as_json="--json" in words)
     _show(options, value, home)
     return int(status)
 

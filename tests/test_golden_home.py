@@ -20,7 +20,7 @@ from gr_core.lake.journal import Journal, champion, nights
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.registry.scorer import RequestScorer
 from gr_core.stages import paging
-from tests.beside import train_here
+from tests.beside import score_here, train_here
 from tests.golden.make_home import ARCHIVE, DAYS, unpack
 from tests.plain import run
 
@@ -33,6 +33,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
     """Unpack the home, far from where it was made; returns config and home. The tests use it in their order."""
     with pytest.MonkeyPatch.context() as patch:
         train_here(patch)
+        score_here(patch)
         yield unpack(tmp_path_factory.mktemp("golden"))
 
 

@@ -1,0 +1,64 @@
+"""The faults benchmark with two kills on a tiny feed, without Prefect; and that it sees what is not as it was."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import pytest
+
+import tests.tiny as tiny
+from benchmarks import _disk, _faults, faults
+from benchmarks._report import Report
+from gr_core.config import load_config
+
+FIRST, SECOND = (tiny.FIRST_DAY + timedelta(days=n) for n in range(2))
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> faults.Stand:
+    """Run the first night and an undisturbed second one once, each in a process."""
+    folder = tmp_path_factory.mktemp("faults")
+    config = tiny.make(folder, days=0)
+    for day in (FIRST, SECOND):
+        tiny.write_day(folder / "raw", day, rows=200)
+
+    def command(day: str) -> _faults.Command:
+        return lambda home: [sys.executable, "-m", "tests.night_process", str(config), str(home), day]
+
+    commands = [command(str(day)) for day in (FIRST, SECOND)]
+    return faults.prepare(folder / "work", load_config(config), commands, str(SECOND))
+
+
+def test_nights_killed_at_random_end_as_the_undisturbed_one(stand: faults.Stand) -> None:
+    """Two kills of the whole process group, then the same command: same champion, counts, metrics and checkpoint."""
+    report = Report()
+
+    faults.measure(report, stand, ["kills"], 2, seed=4)
+
+    assert report.missed() == []
+    assert report.figures["kills/nights_as_undisturbed"].value == 2
+    trials = report.conditions["trials"]
+    assert len({tuple(one["moments"]) for one in trials}) == 2
+    assert all(0 <= one["moments"][0] <= stand.seconds for one in trials)
+    assert stand.calm["checkpoint"] == stand.calm["digest"]
+    assert stand.calm["kinds"] == ["decided", "finished"]
+    assert [status for _, status in stand.calm["runs"]] == ["FINISHED"] * 6
+    assert faults.table_of([]).columns[3].header == "hit"
+
+
+def test_what_is_not_as_undisturbed_is_seen(stand: faults.Stand) -> None:
+    """The home before the night differs in more than one thing, and the stage that a kill met is told by manifests."""
+    before = _faults.standing(stand.config, stand.base, stand.key)
+
+    assert {"state", "digest", "champion"} <= set(_faults.differing(stand.calm, before))
+    assert _faults.differing(stand.calm, stand.calm) == []
+    assert _faults.stage_hit(stand.base, stand.key, 2) == "before open"
+    assert _faults.stage_hit(stand.base, str(FIRST), 2) == "after finish"
+
+
+def test_one_error_object_with_a_name_is_clear_and_nothing_else_is() -> None:
+    """Two lines, a traceback, or an exception of a library do not count."""
+    assert _disk._error('{"error": {"type": "StoreFull", "message": "m", "where": "w"}}') is not None
+    for out in ("", "text", '{"error": {"type": "OSError", "message": "m"}}', '{"error": {"type": "StoreFull"}}\n{}'):
+        assert _disk._error(out) is None
