@@ -145,12 +145,10 @@ def _keep_needed(found: Keep, entries: Sequence[Entry], record: NightRecord) -> 
 
 def _keep_roots(found: Keep, entries: Sequence[Entry]) -> None:
     """Keep the root of each kept version's lineage: what it was at its last full retrain, or its first night."""
-    parents = Lineage.of(entries).parents
+    lineage = Lineage.of(entries)
     for version in list(found.versions):
-        root = version
-        while (parent := parents.get(root)) is not None:
-            root = parent
-        if root != version:
+        root = lineage.root(version)
+        if root is not None and root != version:
             _add(found, root, "root of a lineage")
 
 
