@@ -346,7 +346,13 @@ def test_a_night_that_spoils_one_slice_is_held_by_it(
     rows = rows.set_column(rows.column_names.index("clicked"), "clicked", pa.array(turned))
     pq.write_table(rows, tmp_path / "raw" / "log" / f"date={third}" / "part-0.parquet")
     shutil.copytree(folder, tmp_path / "home")
-    gate = ("gate.margin=9", "gate.cumulative_margin=9", "gate.slice_margin=0.4", "gate.slice_min_positives=10")
+    gate = (
+        "gate.margin=9",
+        "gate.cumulative_margin=9",
+        "gate.slice_margin=0.4",
+        "gate.slice_min_positives=10",
+        "next_night.rollback=off",
+    )
     rate = ("train.dense_learning_rate=0.05", "train.sparse_learning_rate=0.5", f"source.root={tmp_path / 'raw'}")
 
     _, done = run(config, tmp_path / "home", third, SLICES, *gate, *rate)
