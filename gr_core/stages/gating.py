@@ -21,7 +21,6 @@ from gr_core.stages import evaluating, judging, rivals, served, slicing
 logger = logging.getLogger(__name__)
 
 SMOOTHING = 20.0  # events of prior weight in the smoothed counts that a first model must beat
-aligned = rivals.aligned
 KEYS = {"user_id": pl.String, "shown_at": pl.Int64, "event_id": pl.String}  # `Scored.events`
 
 
