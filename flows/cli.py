@@ -14,7 +14,20 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from flows import attributing, checking, erasing, evaluating, paging, promoting, pruning, running, scoring, showing, up
+from flows import (
+    attributing,
+    checking,
+    erasing,
+    evaluating,
+    paging,
+    promoting,
+    pruning,
+    retraining,
+    running,
+    scoring,
+    showing,
+    up,
+)
 from flows.options import BAD_INPUT, DONE, FAILED, HELD, NOTHING_DUE, Parser, common_options
 from gr_core import grouping
 from gr_core.config import Config, load_config
@@ -28,7 +41,20 @@ PIPED_WIDTH = 150  # columns of a table that no terminal limits
 
 # Each has add_commands(commands, common). A command's defaults: run(options, settings, home) -> (object, exit status)
 # and, unless nights are shown, show(object) -> what a person reads: a text or a table. The order is that of --help.
-MODULES = (running, showing, checking, erasing, promoting, evaluating, attributing, paging, pruning, scoring, up)
+MODULES = (
+    running,
+    retraining,
+    showing,
+    checking,
+    erasing,
+    promoting,
+    evaluating,
+    attributing,
+    paging,
+    pruning,
+    scoring,
+    up,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

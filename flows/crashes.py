@@ -28,13 +28,14 @@ SAID = "its process was killed; the next start in this home found its record"
 
 
 @contextmanager
-def on_record(home: str) -> Iterator[None]:
+def on_record(home: str, folder: str = FOLDER) -> Iterator[None]:
     """Keep the current flow run on record for the block, and mark those that dead holders of the lock left as Crashed.
 
     Args:
         home: URI of the home, whose lock is held.
+        folder: Where holders of that lock are on record.
     """
-    folder, own = store.join(home, FOLDER), flow_run.id
+    folder, own = store.join(home, folder), flow_run.id
     for left in store.listing(folder):
         if (name := left.name.removesuffix(".json")) != own:
             _crash(name, str(store.read_json(left.uri).get("root") or ""))

@@ -19,6 +19,7 @@ from prefect.utilities.annotations import unmapped
 from flows.alerting import telling
 from flows.catching_up import catch_up
 from flows.crashes import on_record
+from flows.drifting import follow
 from flows.runners import Runner, bucket_runner
 from flows.scheduling import run_name, scheduled_day
 from flows.stopping import give_up
@@ -33,6 +34,7 @@ from tasks.announce import announce
 from tasks.artifacts import publish_night
 from tasks.attribution import publish_training
 from tasks.beside import judge_beside
+from tasks.drift import measure_drift
 from tasks.encode import encode_bucket
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -99,7 +101,8 @@ def nightly(
             with night_lock(where, key) as holder:
                 if holder is None:
                     with on_record(where):
-                        return telling(settings, where, day, night)
+                        status = telling(settings, where, day, night)
+                    break
             if holder == key:
                 message = f"night {key} is already running; this start ends"
                 return Completed(
@@ -107,6 +110,9 @@ def nightly(
                 )
             logger.info("night %s is running in this home; %s waits for it", holder, key)
             time.sleep(2)
+        if mode == "nightly" and parent is None and force is None:
+            follow(settings, where, {"config": config, "overrides": overrides, "runner": runner})
+        return status
 
 
 def run_night(
@@ -177,6 +183,7 @@ def run_stages(night: Night, runner: Runner = "threads") -> dict[str, Any]:
     version = register(night, ingested, trained, evaluated, words)
     if night.experiment is None:
         publish_check(night.key, checked)
+        results["drift"] = measure_drift(night, buckets, evaluated)
         decision = gate(night, version, trained, packs["holdout"], words, ingested, buckets)
     else:
         decision = judge_beside(night, version, trained, packs["holdout"], words)

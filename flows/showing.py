@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from flows import options
 from gr_core.config import Config
-from gr_core.lake.lock import running_night
+from gr_core.lake.lock import RETRAIN_LOCK, running_night
 
 
 def status(_asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
@@ -21,7 +21,8 @@ def status(_asked: argparse.Namespace, settings: Config, home: str) -> tuple[dic
 
     today = datetime.now(ZoneInfo(settings.lake.zone)).date()
     now_us = round(datetime.now(ZoneInfo("UTC")).timestamp() * 1e6)
-    value = outcome.status(settings, home, today, now_us=now_us, running=running_night(home))
+    live = {"running": running_night(home), "retraining": running_night(home, name=RETRAIN_LOCK)}
+    value = outcome.status(settings, home, today, now_us=now_us, **live)
     failed = any(found["level"] == "error" for found in value["findings"])
     return value, options.FAILED if failed else options.DONE
 

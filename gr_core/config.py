@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from gr_core.alerts_config import AlertsConfig
+from gr_core.drift_config import DriftConfig
 from gr_core.errors import ConfigError
 from gr_core.evaluation_config import EvaluationConfig, SliceConfig
 from gr_core.hashing import fingerprint
@@ -43,6 +44,7 @@ __all__ = [
     "ActionConfig",
     "AttentionConfig",
     "Config",
+    "DriftConfig",
     "EvaluationConfig",
     "FeedConfig",
     "GateConfig",
@@ -108,6 +110,9 @@ class VocabularyTable(Section):
     """Events of trained users an id needs before it gets a row of its own."""
     fallback_by: str | None = None
     """Side feature by whose value fallback rows are kept apart; unset: one fallback row."""
+    ttl_days: int | None = Field(default=None, ge=1, le=CENTURY_DAYS)
+    """A full retrain gives no row to ids that were last shown more than so many days before its end; unset: it keeps all.
+    Between full retrains no row is ever taken away, and this key may change."""
 
 
 class PackConfig(Section):
@@ -211,6 +216,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
     next_night: NextNightConfig = NextNightConfig()
+    drift: DriftConfig = DriftConfig()
     nightly: NightlyConfig = NightlyConfig()
     prune: PruneConfig = PruneConfig()
     alerts: AlertsConfig = AlertsConfig()

@@ -52,6 +52,8 @@ def refuse_full_retrain(was: dict[str, Any], now: dict[str, Any]) -> None:
     model = {**_MODEL_DEFAULTS, **was["model"]}  # a parent older than a key had what is now its default
     for section, before in (("model", model), ("vocabulary", was["vocabulary"])):
         difference = config_difference(before, now[section])
+        # when rows are evicted is a full retrain's own affair
+        difference = {key: values for key, values in difference.items() if not key.endswith(".ttl_days")}
         if difference:
             key, (old, new) = next(iter(difference.items()))
             _refuse(f"{section}.{key}", old, new)
@@ -62,8 +64,8 @@ def refuse_full_retrain(was: dict[str, Any], now: dict[str, Any]) -> None:
 
 def _refuse(key: str, old: Any, new: Any) -> None:
     raise ConfigError(
-        f"{key} must equal the parent's: it is {old!r}, got {new!r}; changing it is a full retrain, so set it back or "
-        "start another home with --home",
+        f"{key} must equal the parent's: it is {old!r}, got {new!r}; changing it is a full retrain: run "
+        "`daybreak full-retrain` with this config, or set the key back",
         where=key,
     )
 

@@ -22,6 +22,7 @@ from gr_core.errors import BoundError, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import space, store
 from gr_core.lake.checkpoints import check_readable
+from gr_core.lake.entries import window_folder
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, nights, versions
 from gr_core.lake.lineage import Lineage
@@ -39,10 +40,12 @@ STAGE_FORMAT = {
     "encode": 1,
     "pack": 2,
     "train": 2,
-    "evaluate": 3,
+    "evaluate": 4,
     "next_night": 1,
     "register": 2,
     "gate": 3,
+    "drift": 1,
+    "survey": 1,
 }
 """Raised by hand when a stage's output changes; the git revision is never compared."""
 
@@ -57,6 +60,7 @@ class Parent(Ref):
     """The checkpoint a night starts from."""
 
     version: int
+    """0: a window of a full retrain, which is not registered."""
     date: str
     checkpoint: str
     vocabulary: str
@@ -93,6 +97,8 @@ class Night(Ref):
     """Name of the experiment that this is; None: a night."""
     beside: str | None = None
     """Key of the night that an experiment is set beside: it has that night's pins, ingestion, and outputs of SHARED."""
+    window: int | None = None
+    """Number of a full retrain's window, which has a folder of its own; None: a night, or the retrain as a whole."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Night:
@@ -123,6 +129,8 @@ class Night(Ref):
     def folder(self, stage: str) -> str:
         """Return the URI a stage writes below: the night's folder, or `forced` beside it."""
         base = store.join(self.home, "nights", self.key)
+        if self.window is not None:
+            base = store.join(base, window_folder(self.window))
         return store.join(base, "forced") if self.finished and stage == self.force else base
 
     def uri(self, stage: str, *parts: str) -> str:
@@ -288,21 +296,16 @@ def check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
     if parent is None:
         return
     check_readable(parent.checkpoint)
-    if night.cutoff_us < parent.watermark.cutoff_us:
-        raise BoundError(
-            f"night {night.date} has cutoff {iso(night.cutoff_us)}, below its parent's (version {parent.version}, "
-            f"commit {parent.watermark.commit}, cutoff {parent.watermark.cutoff}); a bound never moves back: "
-            "choose a later date, an older parent with --parent, or run an earlier day with `daybreak backfill`",
-            where=night.date,
-        )
+    mark = parent.watermark
+    below = f"below its parent's (version {parent.version}, commit {mark.commit}, cutoff {mark.cutoff}); a bound never moves back"
+    if night.cutoff_us < mark.cutoff_us:
+        told = f"night {night.date} has cutoff {iso(night.cutoff_us)}, {below}"
+        remedy = "choose a later date, an older parent with --parent, or run an earlier day with `daybreak backfill`"
+        raise BoundError(f"{told}: {remedy}", where=night.date)
     read = EventTable(night.table_uri, config).find(night.date)
-    if read is not None and read.number < parent.watermark.commit:
-        raise BoundError(
-            f"night {night.date} was ingested as commit {read.number}, below its parent's (version {parent.version}, "
-            f"commit {parent.watermark.commit}, cutoff {parent.watermark.cutoff}); a bound never moves back: name an "
-            "older parent with --parent",
-            where=night.date,
-        )
+    if read is not None and read.number < mark.commit:
+        told = f"night {night.date} was ingested as commit {read.number}, {below}"
+        raise BoundError(f"{told}: name an older parent with --parent", where=night.date)
     refuse_full_retrain(trained_with(entries, parent.version), config.resolved())
 
 

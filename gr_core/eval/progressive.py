@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gr_core.eval.drift import histogram
 from gr_core.eval.metrics import KEYS, Array, ScoredRows, evaluate, metric_keys, supervised_bits
 from gr_core.eval.slices import Row, Slicing, measure
 from gr_core.eval.spread import standard_errors
@@ -109,6 +110,28 @@ def next_day_slices(
     late = _late(scored, newest_supervised_us, action_names, supervised)
     fresh, never = np.asarray(scored.label_known) & ~late, set(action_names) - newest_supervised_us.keys()
     return measure(scored, slicings, action_names, supervised, known=fresh, unmeasured=never)
+
+
+def score_bins(
+    scored: ScoredRows, newest_supervised_us: Mapping[str, int], action_names: Sequence[str], supervised: int
+) -> dict[str, list[int]]:
+    """Return the histogram (`drift.histogram`) of the logits that `next_day_metrics` measures, by action.
+
+    Args:
+        scored: As there.
+        newest_supervised_us: As there; an action that is absent has none.
+        action_names: As there.
+        supervised: As there.
+    """
+    fresh = np.asarray(scored.label_known) & ~_late(scored, newest_supervised_us, action_names, supervised)
+    bits = supervised_bits(action_names, supervised)
+    logits = np.asarray(scored.logits)
+    narrow = logits.shape[1] == len(bits)
+    return {
+        name: histogram(logits[(fresh >> bit & 1).astype(bool), place if narrow else bit])
+        for place, (name, bit) in enumerate(bits.items())
+        if name in newest_supervised_us
+    }
 
 
 def unscored(num_new_events: int | None, action_names: Sequence[str], supervised: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ writer may add keys of its own:
     finished    Finished     the night is over and immutable from here on
     failed      Failed       the attempt ended with an error
     cancelled   Failed       the attempt was stopped by an operator
+    window      Window       a full retrain starts a window, or has trained it
 """
 
 from __future__ import annotations
@@ -38,8 +39,15 @@ KINDS = (
     "finished",
     "failed",
     "cancelled",
+    "window",
 )
+WINDOW = "window-"  # begins the folder of a full retrain's window, below the retrain's own
 Mode = Literal["nightly", "backfill", "full_retrain"]
+
+
+def window_folder(number: int) -> str:
+    """Return the name of the folder of a full retrain's window."""
+    return f"{WINDOW}{number:03d}"
 
 
 class Parent(TypedDict):
@@ -65,6 +73,8 @@ class Opened(TypedDict):
     beside: NotRequired[str | None]  # key of the night that an experiment is set beside
     prepared_by: NotRequired[str]  # key of the experiment that opened the night; its own first start is an attempt
     config: NotRequired[dict[str, Any]]  # resolved
+    bound: NotRequired[dict[str, Any]]  # of a full retrain: Bound.to_json() of all that it trains on first
+    erasures: NotRequired[int]  # of a full retrain: of the event table when the bound was pinned
 
 
 class Attempt(TypedDict):
@@ -74,6 +84,8 @@ class Attempt(TypedDict):
     difference: dict[str, list[Any]]  # dotted key -> [before, now]; empty for a plain retry
     reason: NotRequired[str]  # for example "retry", "force train"
     parent: NotRequired[Parent | None]  # pinned anew, since the one pinned before was tainted by a retraction
+    bound: NotRequired[dict[str, Any]]  # of a full retrain, pinned anew since rows were removed from the table
+    erasures: NotRequired[int]
 
 
 class Ingested(TypedDict):
@@ -152,6 +164,22 @@ class Finished(TypedDict):
     bound: dict[str, Any] | None  # Bound.to_json(); counts as scored, so its events are never new again
     status: dict[str, Any]  # the night's figures or its whole status object (example 7)
     ended_us: NotRequired[int]  # the entry's own time is that of the attempt's start
+
+
+class Window(TypedDict):
+    """Payload of `window`: one stretch of days of a full retrain, warm-started from the one before."""
+
+    number: int  # from 1 on
+    of: int  # windows that are planned; those after them catch up
+    through: str  # its last lake day
+    recipe: str  # fingerprint of what decides the weights; windows of another one are not gone on from
+    bound: dict[str, Any]  # Bound.to_json(), pinned when the window starts
+    state: Literal["started", "trained"]
+    checkpoint: NotRequired[str]  # URI, once trained
+    vocabulary: NotRequired[str]  # URI
+    digest: NotRequired[str]
+    counts: NotRequired[dict[str, int]]  # events: due, train, due_holdout
+    seconds: NotRequired[dict[str, float]]  # by stage
 
 
 class Failed(TypedDict):

@@ -60,6 +60,7 @@ class NightRecord:
     """As given when the night finished."""
     stage: str | None = None
     error: str | None = None
+    windows: tuple[dict[str, Any], ...] = ()  # a full retrain's `window` payloads, those of given-up attempts too
 
     @property
     def is_finished(self) -> bool:
@@ -170,6 +171,7 @@ def _open(entry: Entry) -> NightRecord:
         opened_us=entry.at_us,
         updated_us=entry.at_us,
         attempts=(payload,),
+        delta_version=(payload.get("bound") or {}).get("delta_version"),
     )
 
 
@@ -181,6 +183,9 @@ def _changes(record: NightRecord, entry: Entry) -> dict[str, Any]:
         case "attempt":
             changes = {"attempts": (*record.attempts, payload), "state": "running", "stage": None, "error": None}
             changes |= _parent_fields(payload) if "parent" in payload else {}
+            changes |= {"delta_version": payload["bound"]["delta_version"]} if "bound" in payload else {}
+        case "window":
+            changes = {"windows": (*record.windows, payload), "delta_version": payload["bound"]["delta_version"]}
         case "ingested":
             changes = {name: payload.get(name) for name in ("commit", "delta_version", "rows", "action_rows")}
             changes["data_findings"] = tuple(payload.get("findings") or ())
@@ -267,7 +272,7 @@ def ever_registered(entries: Iterable[Entry]) -> dict[int, Version]:
             found[payload["version"]] = Version(
                 version=payload["version"],
                 night=entry.night,
-                date=night.get("date", entry.night),
+                date=payload.get("date") or night.get("date", entry.night),
                 checkpoint=payload["checkpoint"],
                 watermark=Bound.from_json(payload["watermark"]),
                 digest=payload.get("digest"),

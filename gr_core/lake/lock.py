@@ -22,15 +22,22 @@ from gr_core.lake import store
 from gr_core.lake.lease import Lease
 
 LOCK = "night.lock"
+RETRAIN_LOCK = "retrain.lock"
+"""Held by a full retrain for its whole length, beside nights."""
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.02  # a look at the lock, and the moment between taking it and writing one's name, are far shorter
 
 
 @contextlib.contextmanager
-def night_lock(home: str, night: str) -> Iterator[str | None]:
+def night_lock(home: str, night: str, *, name: str = LOCK) -> Iterator[str | None]:
     """Try to take the home's lock for a night, without waiting for another night to end.
 
     On S3 it may wait to see whether a holder on another machine still lives: seconds, at most the lease.
+
+    Args:
+        home: URI of the home.
+        night: Key of the night.
+        name: Which of the home's locks.
 
     Yields:
         None when taken (it is freed at the end of the block or of the process); else the night of its holder.
@@ -41,10 +48,10 @@ def night_lock(home: str, night: str) -> Iterator[str | None]:
         StoreUnavailable: The object store did not answer.
     """
     if not store.is_local(home):
-        with Lease(store.join(home, LOCK)).taken(night) as holder:
+        with Lease(store.join(home, name)).taken(night) as holder:
             yield holder
         return
-    path = store.local_path(home) / LOCK
+    path = store.local_path(home) / name
     with contextlib.ExitStack() as stack:
         with store.writable(home):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,16 +91,38 @@ def alone(home: str, what: str) -> Iterator[None]:
         yield
 
 
-def running_night(home: str, *, watch: bool = False) -> str | None:
+@contextlib.contextmanager
+def unread(home: str, what: str) -> Iterator[None]:
+    """Hold all locks of a home for a command that takes rows out of it, or refuse.
+
+    Args:
+        home: URI of the home.
+        what: The command's name.
+
+    Raises:
+        UsageError: A night, a full retrain, or another command that changes the home, is running.
+    """
+    with alone(home, what), night_lock(home, what, name=RETRAIN_LOCK) as holder:
+        if holder is not None:
+            raise UsageError(
+                f"{what} removes rows that {holder} reads, which is running in this home; stop it (it goes on later, from "
+                "its first window) or wait for its end, and run this again",
+                where="night",
+            )
+        yield
+
+
+def running_night(home: str, *, watch: bool = False, name: str = LOCK) -> str | None:
     """Return the night that a live process works on in this home, if any; takes and changes nothing.
 
     Args:
         home: URI of the home.
         watch: On S3, wait for a sign of life of a holder on another machine, which may have been killed.
+        name: Which of the home's locks.
     """
     if not store.is_local(home):
-        return Lease(store.join(home, LOCK)).holder(watch=watch)
-    path = store.local_path(home) / LOCK
+        return Lease(store.join(home, name)).holder(watch=watch)
+    path = store.local_path(home) / name
     if not path.exists():
         return None
     with path.open("r") as stream:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from gr_core.lake import store
+from gr_core.lake.entries import WINDOW
 from gr_core.lake.remote import Object
 
 _BUCKET = re.compile(r"bucket-(\d+)")
@@ -28,7 +29,7 @@ class _Output:
 
     uri: str
     below: str
-    """Its path below its night's folder, or below `forced` in it."""
+    """Its path below its night's folder, or below `forced` or a retrain's window in it."""
     base: str
     """URI of that folder."""
 
@@ -70,7 +71,7 @@ def _outputs(root: str, files: list[Object]) -> dict[_Output, list[Object]]:
     for one in files:
         night, *rest = one.name.split("/")
         base = store.join(root, night)
-        if rest and rest[0] == "forced":
+        while rest and (rest[0] == "forced" or rest[0].startswith(WINDOW)):
             base, rest = store.join(base, "forced"), rest[1:]
         folder = rest[:-1]
         if not folder or folder[0] == "manifests" or folder[0].startswith("checkpoint"):

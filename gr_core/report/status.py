@@ -17,7 +17,7 @@ from rich.text import Text
 
 from gr_core.lake.entries import Entry
 from gr_core.lake.ledger import Champion, NightRecord, champion, nights
-from gr_core.report import next_night
+from gr_core.report import next_night, retrained
 
 ROW_KEYS = ("read", "committed", "duplicates", "quarantined", "forgotten")
 EVENT_KEYS = ("due_events", "supervised_events", "new_events", "holdout_events", "late_events")
@@ -46,6 +46,7 @@ def build_status(
     *,
     today: Date,
     running: str | None = None,
+    retraining: str | None = None,
     supervised: Sequence[str] | None = None,
     promise: Promise | None = None,
     stale_days: int | None = STALE_DAYS,
@@ -57,6 +58,7 @@ def build_status(
         today: Today in the lake's zone; the champion's age counts from it.
         running: Key of the night whose lock is held. A night that the journal left running and that is not this
             one was interrupted: its process is gone, so it is shown as failed.
+        retraining: Likewise, key of the full retrain whose lock is held.
         supervised: Names of the supervised actions, so that nights that scored nothing name them too. None: those
             of the newest night's config.
         promise: Set: a missed `ready_by` is a finding.
@@ -66,11 +68,13 @@ def build_status(
         {"champion": {"version", "date", "age_days"} or null, "findings": [{"level", "where", "message"}],
         "nights": [`night_object`, by date]}; age_days is null where the champion's date is after today.
     """
-    records = [_seen(record, running) for record in nights(entries).values() if not record.is_prepared]
+    seen = (record for record in nights(entries).values() if not record.is_prepared)
+    records = [_seen(record, (running, retraining)) for record in seen]
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
     age = None if best is None else _age(best, today)
     found = _newest(records, best) + next_night.findings(records, entries) + _data(records) + _evaluation(records)
+    found += retrained.drift_findings(records) + retrained.findings(records, retraining)
     if promise is not None and (late := _late(records, promise)) is not None:
         found.append(late)
     if best is not None and age is not None and stale_days is not None and age > stale_days:
@@ -92,8 +96,8 @@ def _days(number: int) -> str:
     return f"{number} day{'' if number == 1 else 's'}"
 
 
-def _seen(record: NightRecord, running: str | None) -> NightRecord:
-    if record.state != "running" or record.key == running:
+def _seen(record: NightRecord, running: Sequence[str | None]) -> NightRecord:
+    if record.state != "running" or record.key in running:
         return record
     return dataclasses.replace(record, state="failed", error="interrupted, its process is gone")
 
@@ -148,6 +152,8 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
         value["next_night"] = figures["next_night"]
     if figures.get("checkpoints"):
         value["checkpoints"] = figures["checkpoints"]
+    if record.windows:
+        value["windows"] = retrained.windows(record)
     if record.experiment is not None:
         value["experiment"] = record.experiment
     return value
@@ -284,7 +290,8 @@ def _cells(night: Mapping[str, Any], actions: Sequence[str]) -> list[RenderableT
     rows, seconds = night.get("rows") or {}, night.get("seconds") or {}
     counts = "/".join(f"{night.get(key) or 0:,}" for key in EVENT_KEYS[:3])
     state, gate = str(night.get("state", "")), str(night.get("gate", "none"))
-    name = str(night.get("date", "")) + (f" ({night['experiment']})" if night.get("experiment") else "")
+    kind = night.get("experiment") or ("full retrain" if night.get("mode") == retrained.MODE else None)
+    name = str(night.get("date", "")) + (f" ({kind})" if kind else "")
     metrics = [night.get("next_day", {}).get(action) or {} for action in actions]
     return [
         name,

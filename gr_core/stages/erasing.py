@@ -1,6 +1,6 @@
 """What takes data out of a home again: `daybreak forget USER` and `daybreak retract`.
 
-Both hold the night lock, so no night runs meanwhile; every step can be repeated, so a run that was killed is finished
+Both hold the home's locks, so no night and no full retrain runs meanwhile; every step can be repeated, so a run that was killed is finished
 by running the same command again. No line that is logged here names a user.
 """
 
@@ -24,7 +24,7 @@ from gr_core.lake.events import EventTable, erasure, retraction
 from gr_core.lake.history import HistoryStore
 from gr_core.lake.journal import Entry, Journal, champion, versions
 from gr_core.lake.lineage import Lineage
-from gr_core.lake.lock import alone
+from gr_core.lake.lock import unread
 from gr_core.refs import NEVER, Bound
 from gr_core.stages import aliases, sequencing
 from gr_core.stages.gathering import history_columns
@@ -59,7 +59,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
     journal = Journal(store.join(lake, "journal"))
     # refuses another lake's config, and a key that would name another user, before anything is written
     userkey.check(config, home, started=table.exists())
-    with alone(home, "forget"):
+    with unread(home, "forget"):
         aliases.repair_if_moved(config, home)
         entries = journal.entries()
         trained = _trained_on(config, entries, table, own)
@@ -73,7 +73,7 @@ def forget(config: Config, home: str, user: str, *, at_us: int) -> dict[str, Any
             journal.append("forgotten", "forget", {"rows": rows}, at_us=at_us)
     if not entries and not table.exists():
         logger.warning("there is no night in %s yet: only the tombstone was written", home)
-    if not _user_features(config):
+    if not user_features(config):
         logger.info("no embedding table is keyed by users, so there is no row to reset")
     if not any(rows.values()) and not stone["versions"] and entries:
         logger.warning(
@@ -157,12 +157,12 @@ def _still_held_by(config: Config, trained: list[int]) -> list[dict[str, str]]:
                 "what": f"vocabulary and embedding row of the side feature {name}, which is made of the user's id",
                 "until": "the next full retrain",
             }
-            for name in _user_features(config)
+            for name in user_features(config)
         ),
     ]
 
 
-def _user_features(config: Config) -> list[str]:
+def user_features(config: Config) -> list[str]:
     """Return the model's side features that are made of the columns of the user's id.
 
     No table is keyed by users (model.features are item_id and side features), so that there is no embedding row to
@@ -206,7 +206,7 @@ def retract(
         raise UsageError("retract needs a reason, for those who read the status later: --reason TEXT", where="reason")
     table = EventTable(store.join(home, "lake", "events"), config)
     _asked(table, date, commit)  # an unknown one changes nothing, not even a lock
-    with alone(home, "retract"):
+    with unread(home, "retract"):
         night, asked = _asked(table, date, commit)
         journal = Journal(store.join(home, "lake", "journal"))
         entries = journal.entries()

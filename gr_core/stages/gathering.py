@@ -83,6 +83,10 @@ class Gatherer:
     holdout_fraction: float
     replay: Replay | None = None
     """Whose old events become targets too; None: nobody's, and the rows have no column REPLAY."""
+    whole: bool = False
+    """Read the whole bucket and leave the history store alone: a full retrain, whose windows lie long ago."""
+    counted_after: int | None = None
+    """Rows of greater commits count for the vocabulary; None: those that the parent has not seen."""
 
     def gather(self, *, advance: bool = True) -> Gathered:
         """Gather from the store and what is recent; from the whole bucket where that cannot be.
@@ -96,6 +100,8 @@ class Gatherer:
     def _gathered(self, *, advance: bool) -> Gathered:
         version = self.scope.now.delta_version
         erasures = self.table.erasures(version)
+        if self.whole:
+            return self._whole(None, erasures, advance=False)
         snapshot = self.history.snapshot(version, self.scope.now.commit, erasures)
         recent = recent_from(self.scope)
         if snapshot is not None and recent is not None:
@@ -281,7 +287,8 @@ class Gatherer:
         held = pl.Series([user for user in users if is_holdout(user, self.holdout_fraction)], dtype=pl.String)
         holdout = events["user_id"].is_in(held.implode())
         masks = self.scope.masks(events, holdout)
-        fresh = (pl.col("commit") > self.scope.parent_commit) & (pl.col("commit") <= self.scope.now.commit)
+        after = self.scope.parent_commit if self.counted_after is None else self.counted_after
+        fresh = (pl.col("commit") > after) & (pl.col("commit") <= self.scope.now.commit)
         marked = events.with_columns(*(masks[role].alias(role) for role in ROLES), counted=fresh & ~holdout)
         return marked, {name: int((mask != 0).sum()) for name, mask in masks.items()}
 

@@ -130,7 +130,7 @@ def decide(
         config.gate,
         data_ok=data_ok,
         challenger_date=night.date,
-        champion_date=standing.date if standing else None,
+        champion_date=_before(night, standing) if standing else None,
         baseline=smoothed_counts(night, config, trained, judged) if rival is None else None,
         full_retrain=gates.Scores.of(full, bit) if full else None,
         seed=night.seed,
@@ -153,6 +153,12 @@ def score_registered(night: Night, version: int, trained: dict[str, Any], holdou
         return judging.score(night, trained["uri"], holdout.pack, holdout.words, num_threads=2)
 
     return served.score(night, version, trained, holdout.pack, holdout.words, own)
+
+
+def _before(night: Night, standing: Champion) -> str | None:
+    """Return the data day that the challenger's must lie after; a full retrain may be of the champion's own day."""
+    is_as_new = night.mode == "full_retrain" and night.date >= standing.date
+    return None if is_as_new else standing.date
 
 
 def score_challenger(

@@ -196,7 +196,7 @@ def ingest(night: Night) -> dict[str, Any]:
             "findings": [found.to_json() for found in checks.judge(rules, past, checks.figures_of(commit))],
             "unknown_columns": commit.unknown_columns,
             **scope,
-            "context_commits": _context(config, first),
+            "context_commits": context(config, first),
         }
 
     result = run_stage(night, "ingest", {"night": night.key, "scope": scope, **changed}, work)
@@ -251,7 +251,7 @@ def _commit_day(night: Night, table: EventTable, approve: checks.Approval) -> Co
     return table.ingest(night.date, batch, parent=parent, approve=approve, actions=acted)
 
 
-def _context(config: Config, history: Commit | None) -> list[int]:
+def context(config: Config, history: Commit | None) -> list[int]:
     """Return the commits that are context only: a bootstrap that is not due."""
     feed = config.source.feed("bootstrap")
     return [history.number] if history is not None and feed is not None and not feed.due else []

@@ -28,6 +28,8 @@ from gr_core.train.series import step_metrics
 
 logger = logging.getLogger(__name__)
 
+_DRIFT = ("figures", "metrics", "triggers")
+
 
 def any_due(buckets: Sequence[dict[str, Any]]) -> bool:
     """Tell whether anything came due in any bucket."""
@@ -38,8 +40,8 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
     """Progressive validation: score the night's new events by the parent, which has not trained on them.
 
     Returns:
-        next_day, late, late_events, new_events; all None or 0 without a parent. With one, next_day_errors besides, and
-        slices: `slices.measure` of the next_day labels, each row with role and model.
+        next_day, late, late_events, new_events; all None or 0 without a parent. With one, next_day_errors besides, slices
+        (`slices.measure` of the next_day labels, each row with role and model), and score_bins (`drift.histogram` by action).
     """
     config = night.settings
     names, supervised = config.source.action_names, config.source.supervised_mask
@@ -60,6 +62,7 @@ def evaluate(night: Night, pack: dict[str, Any], words: dict[str, Any]) -> dict[
         found = progressive.next_day_metrics(scored, newest, names, supervised)
         return found | {
             "next_day_errors": errors,
+            "score_bins": progressive.score_bins(scored, newest, names, supervised),
             "slices": slicing.named(sliced, "next_day", night.parent.version),
         }
 
@@ -194,7 +197,9 @@ def finish(night: Night, results: dict[str, Any], *, ended_us: int | None = None
         run = models.start_night(night.key, params={}, tags={})
         seconds = {f"perf/seconds/{stage}": value for stage, value in status["seconds"].items()}
         checked = next_night.metric_keys(results.get("next_night"))
-        models.log(run, metrics.metric_keys("holdout", results["gate"]["holdout"]) | checked | seconds)
+        drifted = (results.get("drift") or {}).get("metrics", {})
+        found = metrics.metric_keys("holdout", results["gate"]["holdout"])
+        models.log(run, found | checked | seconds | drifted)
         _log_slices(night, models, run, results)
         models.tag(run, {"gate": status["gate"], "reasons": "; ".join(status["reasons"])})
         repair_aliases(night, models)
@@ -262,6 +267,7 @@ def _status_object(night: Night, config: Config, results: dict[str, Any]) -> dic
         **(
             {"next_night": next_night.told(results["next_night"])} if "next_night" in results and record.is_main else {}
         ),
+        **({"drift": {k: results["drift"][k] for k in _DRIFT}} if results.get("drift") else {}),
         "seconds": {name: _seconds(results.get(name)) for name in stages},
         "attempts": record.num_attempts,
         **{key: trained[key] for key in ("checkpoints", "evaluation_trouble") if trained.get(key)},
@@ -289,8 +295,8 @@ def fail(night: Night, error: BaseException) -> None:
 
 def result_digest(result: dict[str, Any]) -> str:
     """Return a stage result's digest; for results without files, that of the values themselves."""
-    # the last two: nights of older releases have none
-    apart = ("seconds", "reused", "fingerprint", "next_day_errors", "slices")
+    # the last three: nights of older releases have none
+    apart = ("seconds", "reused", "fingerprint", "next_day_errors", "slices", "score_bins")
     values = {key: value for key, value in result.items() if key not in apart}
     return str(result.get("digest") or fingerprint(values))
 

@@ -26,7 +26,9 @@ def finished(home: str, key: str) -> dict[str, Any] | None:
     return night_object(record) if record is not None and record.is_finished else None
 
 
-def status(config: Config, home: str, today: Date, *, now_us: int, running: str | None = None) -> dict[str, Any]:
+def status(
+    config: Config, home: str, today: Date, *, now_us: int, running: str | None = None, retraining: str | None = None
+) -> dict[str, Any]:
     """Return the object of `daybreak status --json`.
 
     Args:
@@ -35,16 +37,19 @@ def status(config: Config, home: str, today: Date, *, now_us: int, running: str 
         today: Today in the lake's zone.
         now_us: The moment it is asked, microseconds since the epoch.
         running: Key of the night that a live process works on.
+        retraining: Key of the full retrain that a live process works on.
     """
     entries = Journal(store.join(home, "lake", "journal")).entries()
     # an embedded world's days are not the calendar's
     stale_days = None if config.source.world else config.alerts.stale_champion_days
     promise = promised(config, now_us)
-    found = build_status(entries, today=today, running=running, stale_days=stale_days, promise=promise)
+    seen: dict[str, Any] = {"running": running, "retraining": retraining}
+    found = build_status(entries, today=today, stale_days=stale_days, promise=promise, **seen)
     told = progress.read(home, running) if running is not None else None
     if told is not None:
         found["nights"] = [
-            under_way(night, told, now_us) if night["state"] == "running" else night for night in found["nights"]
+            under_way(night, told, now_us) if night["state"] == "running" and not night.get("windows") else night
+            for night in found["nights"]
         ]
     if promise is not None:
         records = list(nights(entries).values())

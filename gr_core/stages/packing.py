@@ -37,7 +37,7 @@ def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, An
     identity = {
         "parent": night.parent.vocabulary if night.parent else None,
         "buckets": [_part_identity(part) for part in buckets],
-        "rules": {name: rule.model_dump() for name, rule in rules.items()},
+        "rules": {name: rule.model_dump(exclude={"ttl_days"}) for name, rule in rules.items()},
     }
     folder = night.uri("vocabulary", f"vocabulary-{short(stage_fingerprint('vocabulary', identity))}")
 
@@ -54,10 +54,11 @@ def grow_vocabulary(night: Night, buckets: list[dict[str, Any]]) -> dict[str, An
             vocabulary.save(grown, path)
         return {"uri": folder, "version": grown.version, "rows": {n: t.rows for n, t in grown.tables.items()}}
 
-    return run_stage(night, "vocabulary", identity, work, intact=_vocabulary_intact)
+    return run_stage(night, "vocabulary", identity, work, intact=vocabulary_intact)
 
 
-def _vocabulary_intact(words: dict[str, Any]) -> bool:
+def vocabulary_intact(words: dict[str, Any]) -> bool:
+    """Tell whether a vocabulary is there and is the version that its result names."""
     try:
         return vocabulary.load(store.local_copy(words["uri"])).version == str(words["version"])
     except (FormatError, OSError, ValueError):

@@ -67,9 +67,10 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int, *, into: N
         "scope": scope.identity(),
         "bucket": bucket,
         "rules": repr(sequence_rules(config)),
-        "vocabulary": {k: v.model_dump() for k, v in config.vocabulary.items()},
+        "vocabulary": {k: v.model_dump(exclude={"ttl_days"}) for k, v in config.vocabulary.items()},
         "supervised": config.source.supervised_mask,
         **_sampled(night),
+        **({"counted_after": ingested["counted_after"]} if "counted_after" in ingested else {}),
     }
     place = into or night
     folder = place.uri("sequences", "sequences", f"bucket-{bucket:05d}")
@@ -84,6 +85,8 @@ def build_bucket(night: Night, ingested: dict[str, Any], bucket: int, *, into: N
             bucket=bucket,
             holdout_fraction=config.lake.holdout_fraction,
             replay=_replay(night),
+            whole=night.mode == "full_retrain",
+            counted_after=ingested.get("counted_after"),
         ).gather(advance=into is None)
         rows = gathered.rows
         by_role, counts = _targets(night, gathered, has_scorer=night.parent is not None or into is not None)

@@ -8,7 +8,15 @@ from typing import Any, ClassVar, Literal
 
 from gr_core.train.layout import DistributedConfig
 
-UNDECIDING = ("save_every_steps", "keep_checkpoints", "memory_gib", "planned_rows", "peak_tflops", "price_per_gpu_hour")
+UNDECIDING = (
+    "save_every_steps",
+    "keep_checkpoints",
+    "memory_gib",
+    "planned_rows",
+    "peak_tflops",
+    "price_per_gpu_hour",
+    "retrain_window_days",
+)
 """Keys that change no weight: a training that is taken up with others goes on."""
 SPARSE_OPTIMIZERS = ("rowwise_adagrad",)
 
@@ -102,6 +110,9 @@ class TrainConfig:
     evaluation beside training scores them; 0 saves at the end alone."""
     keep_checkpoints: int = 2
     """How many of a running training's newest checkpoints are kept; all go when the final one is there."""
+    retrain_window_days: int = 28
+    """Lake days that a full retrain trains on at a time, oldest first, each such window warm-started from the one before;
+    within a window users are shuffled, as within a night."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Ranks of the training; a step's batches (micro_batches) are shared out among them."""
 
@@ -116,7 +127,7 @@ class TrainConfig:
         for name in ("weight_decay", "clip_norm", "initial_accumulator", "price_per_gpu_hour"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"train.{name} must be a finite number, at least 0, got {getattr(self, name)}")
-        for name in ("micro_batches", "num_threads", "keep_checkpoints"):
+        for name in ("micro_batches", "num_threads", "keep_checkpoints", "retrain_window_days"):
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
         if self.save_every_steps < 0:
