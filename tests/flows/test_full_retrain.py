@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.prefect,
     pytest.mark.usefixtures("prefect_server"),
     pytest.mark.filterwarnings("default"),  # as in test_nightly
+    pytest.mark.timeout(900),  # nine nights are one fixture
 ]
 
 SHIFT_DAY, NIGHTS = 6, 9
@@ -53,7 +54,7 @@ def shifted(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> d
     config, home = tiny.make(folder, days=0), folder / "home"
     for number in range(1, NIGHTS + 1):
         write_day(folder / "raw", number)
-    settings = ["train.retrain_window_days=3", "drift.baseline_nights=3"]
+    settings = ["train.retrain_window_days=3", "drift.baseline_nights=3", "lake.num_buckets=1", "model.num_layers=1"]
     same: dict[str, Any] = {"config": str(config), "home": str(home), "overrides": settings}
     beside: list[dict[str, Any]] = []
 
