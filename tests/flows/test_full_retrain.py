@@ -17,7 +17,7 @@ import tests.tiny as tiny
 from flows import full_retrain as retrains
 from flows.cli import main
 from flows.nightly import nightly
-from gr_core.lake.journal import Journal, champion, nights
+from gr_core.lake.journal import Journal, NightRecord, champion, nights
 from gr_core.lake.lineage import Lineage
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import training
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.timeout(900),  # nine nights are one fixture
 ]
 
-SHIFT_DAY, NIGHTS = 6, 9
+SHIFT_DAY, NIGHTS = 6, 10
 ROWS = 400
 
 
@@ -49,12 +49,12 @@ def write_day(root: Path, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def shifted(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> dict[str, Any]:
-    """Run nights one after the other, and nothing else; the night of day 8 runs while the full retrain does."""
+    """Run nights one after the other, and nothing else; one night runs while the full retrain does."""
     folder = tmp_path_factory.mktemp("shift")
     config, home = tiny.make(folder, days=0), folder / "home"
     for number in range(1, NIGHTS + 1):
         write_day(folder / "raw", number)
-    settings = ["train.retrain_window_days=3", "drift.baseline_nights=3", "lake.num_buckets=1", "model.num_layers=1"]
+    settings = ["train.retrain_window_days=3", "drift.baseline_nights=3", "lake.num_buckets=1"]
     same: dict[str, Any] = {"config": str(config), "home": str(home), "overrides": settings}
     beside: list[dict[str, Any]] = []
 
@@ -73,26 +73,33 @@ def shifted(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> d
     with pytest.MonkeyPatch.context() as patch:
         train_here(patch)
         patch.setattr(retrains, "prepare", prepare)
-        while len(ran) + len(beside) < NIGHTS:
+        while len(ran) + len(beside) < NIGHTS and not (beside and ran[-1]["date"] > beside[0]["date"]):
             ran.append(night(len(ran) + len(beside) + 1))
     return {"config": config, "home": home, "nights": ran, "beside": beside, "set": settings}
+
+
+def retrain_of(home: Path) -> NightRecord:
+    """Return the one full retrain of a home."""
+    entries = Journal(str(home / "lake" / "journal")).entries()
+    (found,) = [record for record in nights(entries).values() if record.mode == "full_retrain"]
+    return found
 
 
 def test_a_shift_of_taste_ends_in_a_promoted_full_retrain_with_nobody_at_hand(shifted: dict[str, Any]) -> None:
     """Shift on day 6, trigger by day 8, a new lineage over all days, the night that passed meanwhile, promotion."""
     entries = Journal(str(shifted["home"] / "lake" / "journal")).entries()
-    records = nights(entries)
-    (anew,) = [record for record in records.values() if record.mode == "full_retrain"]
-    kinds = [one["kind"] for one in (records[anew.date].status or {})["drift"]["triggers"]]
+    anew, beside = retrain_of(shifted["home"]), shifted["beside"][0]
+    kinds = [one["kind"] for one in (nights(entries)[anew.date].status or {})["drift"]["triggers"]]
+    day = Date.fromisoformat(anew.date)
 
     assert "ne" in kinds
-    assert tiny.FIRST_DAY + timedelta(days=SHIFT_DAY - 1) <= Date.fromisoformat(anew.date)
-    assert Date.fromisoformat(anew.date) < tiny.FIRST_DAY + timedelta(days=8)
+    assert SHIFT_DAY <= (day - tiny.FIRST_DAY).days + 1 <= 8
     assert anew.state == "completed"
     assert (anew.decision, anew.reasons) == ("promote", ("gate passed",))
     trained = [window for window in anew.windows if window["state"] == "trained"]
-    assert [window["through"] for window in trained] == ["2025-06-01", "2025-06-04", "2025-06-07", "2025-06-08"]
-    assert shifted["beside"][0]["state"] == "completed", "a night ran while the full retrain did"
+    ends = [str(day - timedelta(days=6)), str(day - timedelta(days=3)), str(day), beside["date"]]
+    assert [window["through"] for window in trained] == ends
+    assert beside["state"] == "completed", "a night ran while the full retrain did"
     assert Lineage.of(entries).parents[anew.version] is None
 
 
@@ -100,7 +107,7 @@ def test_the_next_night_starts_from_the_new_lineage(shifted: dict[str, Any]) -> 
     """It is due exactly what came since; its drift counts days from the new root, and starts nothing again."""
     home, last = shifted["home"], shifted["nights"][-1]
     entries = Journal(str(home / "lake" / "journal")).entries()
-    anew = next(record for record in nights(entries).values() if record.mode == "full_retrain")
+    anew = retrain_of(home)
     before = shifted["nights"][-2]
     told = (nights(entries)[last["date"]].status or {})["drift"]
 
@@ -116,22 +123,22 @@ def test_the_next_night_starts_from_the_new_lineage(shifted: dict[str, Any]) -> 
 
 def test_status_mlflow_and_prefect_tell_of_it(shifted: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Status shows the retrain's windows and outcome, MLflow drift/* of each night, Prefect a table of the night's drift."""
-    home = shifted["home"]
+    home, anew = shifted["home"], retrain_of(shifted["home"])
     assert main(["status", "--config", str(shifted["config"]), "--home", str(home), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     shown = next(night for night in status["nights"] if night["mode"] == "full_retrain")
 
-    assert (shown["date"], shown["gate"], shown["parent"]) == ("2025-06-07", "promoted", None)
+    assert (shown["date"], shown["gate"], shown["parent"]) == (anew.date, "promoted", None)
     assert [window["state"] for window in shown["windows"]] == ["trained"] * 4
     assert shown["supervised_events"] == sum(window["supervised_events"] for window in shown["windows"])
     assert not [found for found in status["findings"] if "full retrain" in found["message"]]
-    (logged,) = mlflow_runs(home, "2025-06-07")
+    (logged,) = mlflow_runs(home, anew.date)
     assert logged.data.metrics["drift/triggers"] >= 1
     assert logged.data.metrics["drift/ne_change"] > 0.05
-    (of_retrain,) = mlflow_runs(home, "2025-06-07+full-retrain")
+    (of_retrain,) = mlflow_runs(home, anew.key)
     assert of_retrain.info.status == "FINISHED"
     assert MlflowStore(f"sqlite:///{home}/mlflow.db", str(home / "mlartifacts"), "tiny").aliases()["previous"]
-    run = next(run for run in flow_runs("nightly 2025-06-07") if str(home) in str(run.parameters))
+    run = next(run for run in flow_runs(f"nightly {anew.date}") if str(home) in str(run.parameters))
     drift = next(one for one in artifacts_of(run.id) if one.key == "drift")
     assert "next-day NE" in str(drift.description)
 
@@ -144,10 +151,10 @@ def test_a_finished_full_retrain_trains_nothing_again(
     entries = Journal(str(shifted["home"] / "lake" / "journal")).entries()
     monkeypatch.setattr(training, "run_training", None)
 
-    assert main(["full-retrain", "--through", "2025-06-07", *same]) == 0
+    assert main(["full-retrain", "--through", retrain_of(shifted["home"]).date, *same]) == 0
     said = capsys.readouterr()
     assert "is finished" in said.err
     assert json.loads(said.out)["gate"] == "promoted"
     assert main(["full-retrain", "--through", "2025-06-20", *same]) == 2
-    assert "2025-06-01 to 2025-06-09" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert f"2025-06-01 to {shifted['nights'][-1]['date']}" in json.loads(capsys.readouterr().out)["error"]["message"]
     assert Journal(str(shifted["home"] / "lake" / "journal")).entries() == entries

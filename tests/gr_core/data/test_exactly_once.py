@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 
 import polars as pl
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from gr_core.config import Config
 from gr_core.data.due import DueScope, check_not_behind, due_mask, make_bound, new_mask
 from gr_core.errors import BoundError
 from gr_core.refs import Bound
+from gr_core.retrain import window_ends
 from tests.feeds import windowed
 
 DAY = 86_400
@@ -56,20 +58,52 @@ windows = st.tuples(*(st.sampled_from([0, 1800, DAY, 3 * DAY + 1]) for _ in NAME
 # Seconds since the epoch's day 0, day borders among them; events of a file may be days old, or of the future.
 shown = st.one_of(st.integers(0, 9 * DAY), st.integers(0, 9).map(lambda day: day * DAY))
 files = st.lists(st.tuples(shown, st.integers(0, 7)), max_size=4)
+# A full retrain that begins after a night, if any: how many days its windows have, which day it goes through, and how many
+# nights go on before it has caught up.
+retrains = st.none() | st.tuples(st.integers(1, 4), st.integers(0, 8), st.integers(0, 2))
 # A night: its day, what its file holds, which checkpoint is its parent, windows, and whether it ingests at all.
-nights = st.lists(st.tuples(st.integers(0, 8), files, st.integers(0, 20), windows), min_size=1, max_size=8)
+nights = st.lists(st.tuples(st.integers(0, 8), files, st.integers(0, 20), windows, retrains), min_size=1, max_size=8)
 
 
 @settings(max_examples=120, deadline=None)
 @given(nights=nights, constant=windows)
 def test_due_once_on_every_lineage_and_new_once_over_nights(
-    nights: list[tuple[int, list[tuple[int, int]], int, tuple[int, ...]]], constant: tuple[int, ...]
+    nights: list[tuple[int, list[tuple[int, int]], int, tuple[int, ...], tuple[int, int, int] | None]],
+    constant: tuple[int, ...],
 ) -> None:
-    """Random days (backfills between), parents (rejections, rollbacks), late events, windows that change."""
+    """Random days (backfills between), parents (rejections, rollbacks), late events, windows that change, full retrains."""
     rows: list[tuple[int, int, int, int]] = []
     checkpoints: list[Checkpoint | None] = [None]
     finished: list[Bound] = []
     once_new: set[tuple[int, int]] = set()
+
+    def read() -> pl.DataFrame:
+        schema = {"event_id": pl.Int64, "commit": pl.Int64, "shown_at": pl.Int64, "known": pl.Int32}
+        table = pl.DataFrame(rows, schema=schema, orient="row")
+        return table.with_columns(pl.col("shown_at").cast(pl.Datetime("us", "UTC")))
+
+    def retrain(commit: int, days: int, through: int, windows: tuple[int, ...]) -> Checkpoint:
+        """Train windows from no parent over all commits up to one, as `gr_core.retrain.next_window` bounds them."""
+        made, table = None, read()
+        first, last = date(1970, 1, 1), date(1970, 1, 1) + timedelta(days=through)
+        for end in window_ends(first, last, days):
+            made = stretch(table, made, commit, (end - first).days, windows)
+        assert made is not None
+        return made
+
+    def stretch(
+        table: pl.DataFrame, before: Checkpoint | None, commit: int, day: int, windows: tuple[int, ...]
+    ) -> Checkpoint:
+        """Train one window, or catch up with the nights since."""
+        at = before.bound if before else None
+        cutoff = max((day + 1) * DAY * US, at.cutoff_us if at else 0)
+        now = make_bound(config(windows), commit, cutoff, commit, at)
+        due = pairs(table, due_mask(now, at, NAMES, SUPERVISED))
+        seen = before.seen if before else set()
+
+        assert not due & seen, "due twice in the windows of a full retrain"
+        assert not pairs(table, new_mask(now, [now], NAMES, SUPERVISED)), "new, in a full retrain"
+        return Checkpoint(now, seen | due)
 
     def run(commit: int, day: int, choice: int, windows: tuple[int, ...]) -> None:
         parent = checkpoints[choice % len(checkpoints)]
@@ -81,11 +115,7 @@ def test_due_once_on_every_lineage_and_new_once_over_nights(
                 check_not_behind(now, parent.bound)
             except BoundError:
                 return
-        table = pl.DataFrame(
-            rows,
-            schema={"event_id": pl.Int64, "commit": pl.Int64, "shown_at": pl.Int64, "known": pl.Int32},
-            orient="row",
-        ).with_columns(pl.col("shown_at").cast(pl.Datetime("us", "UTC")))
+        table = read()
         due = pairs(table, due_mask(now, watermark, NAMES, SUPERVISED))
         new = pairs(table, new_mask(now, finished, NAMES, SUPERVISED))
         seen = parent.seen if parent else set()
@@ -100,9 +130,16 @@ def test_due_once_on_every_lineage_and_new_once_over_nights(
         finished.append(now)
         checkpoints.append(Checkpoint(now, seen | due))
 
-    for commit, (day, file, choice, windows) in enumerate(nights, 1):
+    under_way: list[tuple[int, Checkpoint]] = []
+    for commit, (day, file, choice, windows, anew) in enumerate(nights, 1):
         rows += [(len(rows) + i, commit, second * US, known) for i, (second, known) in enumerate(file)]
         run(commit, day, choice, windows)
+        if anew is not None:
+            under_way.append((commit + anew[2], retrain(commit, anew[0], anew[1], windows)))
+        for lineage in [one for one in under_way if one[0] <= commit]:
+            under_way.remove(lineage)
+            checkpoints.append(stretch(read(), lineage[1], commit, max(night[0] for night in nights[:commit]), windows))
+    checkpoints += [lineage for _, lineage in under_way]
     # Long after, every lineage has seen everything, and everything was new.
     for choice in range(len(checkpoints)):
         run(len(nights), 40, choice, constant)
