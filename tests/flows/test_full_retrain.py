@@ -148,6 +148,7 @@ def test_a_finished_full_retrain_trains_nothing_again(
 ) -> None:
     """Run again it says that it is finished; days that no night covers are refused before anything begins (case F12)."""
     same = ["--config", str(shifted["config"]), "--home", str(shifted["home"]), "--json"]
+    same += [word for key in shifted["set"] for word in ("--set", key)]
     entries = Journal(str(shifted["home"] / "lake" / "journal")).entries()
     monkeypatch.setattr(training, "run_training", None)
 
