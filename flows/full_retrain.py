@@ -107,7 +107,7 @@ def run_retrain(settings: Config, home: str, through: Date, runner: Runner) -> d
         raise
     shown = outcome.finished(home, retrain.night.key) or status
     publish_night(shown, status.get("mlflow"))
-    publish_page(retrain.night, status.get("mlflow"))
+    publish_page(retrain.night, run=status.get("mlflow"))
     return shown
 
 
