@@ -1,8 +1,12 @@
-"""Backfill: days in order, one failure stops the rest; older days start from their predecessors and are never promoted."""
+"""Backfill: days in order, one failure stops the rest; older days start from their predecessors and are never promoted.
+
+And on the same nights: the next-night check, and a model evaluated on one of them.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from datetime import date as Date
@@ -16,6 +20,7 @@ import pytest
 import tests.tiny as tiny
 from flows.backfill import backfill, oldest_first
 from flows.cli import main
+from flows.evaluate import evaluate
 from flows.nightly import nightly
 from gr_core.config import load_config
 from gr_core.errors import DataContractError, DaybreakError, UsageError
@@ -204,6 +209,42 @@ def test_a_bad_champion_is_rolled_back_in_its_next_night(ran: Ran) -> None:
     shown = outcome.status(load_config(config), str(home), DAYS[4], now_us=0)
     assert shown["champion"]["version"] == 2
     assert any("next-night check" in one["where"] for one in shown["findings"])
+
+
+def test_evaluating_a_model_again_adds_nothing(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    """Case G14: the command and the flow say the same; one value a key in MLflow, in a run of its own; no file changes."""
+    config, home, found = ran
+    where = ("--config", str(config), "--home", str(home))
+    models = MlflowStore(f"sqlite:///{home}/mlflow.db", str(home / "mlartifacts"), "tiny")
+    client, night = models._client, models.run_of(str(DAYS[3]))
+    assert night is not None
+    ended, weights = client.get_run(night).info.end_time, weights_of(home)
+    told = []
+    for _ in range(2):
+        capsys.readouterr()
+        assert main(["evaluate", "--model", "2", "--date", str(DAYS[3]), *where, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    value = evaluate(model="2", date=DAYS[3], config=str(config), home=str(home))
+
+    assert told == [value, value]
+    assert set(value) == {"model", "version", "date", "metrics", "count", "trained_on"}
+    parent = found[DAYS[3]]
+    assert (parent["parent"], value["version"], value["count"]) == (2, 2, parent["new_events"])
+    assert value["metrics"]["next_day/auc/click"] == parent["next_day"]["click"]["auc"]
+    (run,) = client.search_runs([models._experiment], "attributes.run_name = 'evaluate version 2'")
+    assert (run.data.tags["mlflow.parentRunId"], run.info.status) == (night, "FINISHED")
+    for key in value["metrics"]:
+        assert len(client.get_metric_history(run.info.run_id, key)) == (value["metrics"][key] is not None), key
+    assert client.get_run(night).info.end_time == ended
+    assert weights_of(home) == weights
+    assert f"version 2 on the {value['count']} new events" in published("evaluation", str(DAYS[3]))
+    assert main(["evaluate", "--model", "99", *where, "--json"]) == 2
+
+
+def weights_of(home: Path) -> dict[Path, int]:
+    """Return when each file of the nights and the lake was written."""
+    files = [path for folder in ("nights", "lake") for path in (home / folder).rglob("*") if path.is_file()]
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 def published(key: str, about: str) -> str:
