@@ -82,8 +82,9 @@ def next_day(config: Config, home: str) -> Date:
     """
     records = nights(Journal(store.join(home, "lake", "journal")).entries())
     plain = [record for key, record in records.items() if key == record.date]
+    started = [record for record in plain if not record.is_prepared]  # an experiment may look further ahead
     if plain:
-        newest = max(plain, key=lambda record: record.date)
+        newest = max(started or plain, key=lambda record: record.date)
         return Date.fromisoformat(newest.date) + timedelta(days=int(newest.is_finished))
     if config.source.world is None:
         raise UsageError("--next needs a night to count from; run the first with --date YYYY-MM-DD", where="next")

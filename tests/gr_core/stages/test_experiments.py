@@ -237,6 +237,7 @@ def test_before_its_night_it_runs_the_shared_stages_and_the_night_is_as_undistur
     assert [(one["date"], one.get("experiment")) for one in told["nights"]] == [(str(DAY), None), (str(NEXT), "early")]
     assert told["findings"] == []
     assert outcome.next_day(settings, str(home)) == NEXT
+    assert outcome.missed_days(str(home), THIRD, 9) == ([NEXT], [])
     assert tried["gate"]["reasons"][1].startswith("against the parent, version 1, same rows")
     assert own.parent is not None
     night, done = run(world.config, home, NEXT)
