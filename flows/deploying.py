@@ -34,7 +34,9 @@ def render(source: Path, target: Path, settings: Config, config: str, home: str)
     """
     told: dict[str, Any] = yaml.safe_load(source.read_text(encoding="utf-8"))
     told.pop("definitions", None)  # anchors, which are resolved
-    given = {"config": str(Path(config).absolute()), "home": home}
+    path = Path(config).absolute()  # nights start in the checkout
+    inside = path.is_relative_to(source.parent)
+    given = {"config": str(path.relative_to(source.parent) if inside else path), "home": home}
     for deployment in told["deployments"]:
         takes = _parameters(deployment["entrypoint"])
         ours = {key: value for key, value in given.items() if key in takes}

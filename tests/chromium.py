@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 MISSING = "no Chromium on this machine (apt-get install chromium, or playwright install chromium): browser not tested"
@@ -45,8 +45,8 @@ def started(path: str) -> Iterator[Browser]:
             browser.close()
 
 
-def shoot(page: Page, name: str) -> None:
-    """Keep a screenshot of what is seen, if screenshots are wanted."""
+def shoot(page: Page, name: str, *hidden: Locator) -> None:
+    """Keep a screenshot of what is seen, if screenshots are wanted; without paths of this machine."""
     folder = os.environ.get("DAYBREAK_SCREENSHOTS")
     if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        page.screenshot(path=Path(folder) / f"{name}.png", mask=hidden, mask_color="#26272b")

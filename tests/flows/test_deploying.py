@@ -44,6 +44,8 @@ def test_every_deployment_runs_the_config_in_the_home(ours: tuple[Path, dict[str
 
 def test_an_embedded_worlds_schedule_is_not_active(tmp_path: Path) -> None:
     """Its days are not the calendar's, so it waits for clicks; the schedule is there to be switched on."""
-    (schedule,) = rendered(ROOT / "conf" / "world.toml", tmp_path)["nightly"]["schedules"]
+    nightly = rendered(ROOT / "conf" / "world.toml", tmp_path)["nightly"]
+    assert nightly["parameters"]["config"] == "conf/world.toml"
+    (schedule,) = nightly["schedules"]
     assert schedule["cron"] == "30 4 * * *"
     assert schedule["active"] is False

@@ -205,7 +205,6 @@ def test_the_run_of_a_night_shows_its_stages_and_artifacts(up: Up, first_night: 
     page.get_by_role("tab", name="Artifacts").or_(page.get_by_text("Artifacts", exact=True)).first.click()
     for key in ("night", "mlflow-run", "night-page"):
         expect(page.get_by_text(key, exact=True).first).to_be_visible()
-    shoot(page, "prefect-artifacts")
 
 
 def test_the_homes_own_database_has_the_nights_of_the_servers(up: Up, first_night: dict[str, Any]) -> None:
@@ -225,13 +224,12 @@ def test_a_night_started_from_the_form_fails_and_is_retried(up: Up, first_night:
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("Custom run").click()
     _choose_date(page, SECOND)
-    shoot(page, "prefect-form")
+    shoot(page, "prefect-form", page.locator("textarea").first)
     page.get_by_role("button", name="Submit").click()
     page.get_by_role("button", name="View run").last.dispatch_event("click")  # it slides in: no click would hit it
     page.wait_for_url("**/runs/flow-run/**")
     _expect_state(page, "Failed")
     expect(page.get_by_text(re.compile(f"{SECOND}.*no file|no .*file.*{SECOND}")).first).to_be_visible()
-    shoot(page, "prefect-failed")
 
     tiny.write_day(up.folder / "raw", tiny.FIRST_DAY + timedelta(days=1))
     page.get_by_role("button", name="Retry").click()
@@ -278,9 +276,8 @@ def test_two_nights_are_compared_in_mlflow(up: Up, page: Page) -> None:
     assert rows[0] == "holdout/auc/click"
     logged = [{metric["key"]: metric["value"] for metric in run["data"]["metrics"]} for run in nights]
     both = list(itertools.takewhile(lambda row: all(row in one for one in logged), rows))  # a slice may be one night's
-    for name, *values in zip(
-        both, shown[::2], shown[1::2], strict=False
-    ):  # the table draws what is seen, and a bit more
+    drawn = zip(both, shown[::2], shown[1::2], strict=False)  # what is seen of the table, and a bit more
+    for name, *values in drawn:
         assert [float(value) for value in values] == pytest.approx([one[name] for one in logged], abs=0.0006), name
 
 
