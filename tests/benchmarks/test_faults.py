@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,23 +13,42 @@ import tests.tiny as tiny
 from benchmarks import _disk, _faults, faults
 from benchmarks._report import Report
 from gr_core.config import load_config
+from tests.beside import score_here, train_here
+from tests.plain import run
 
+pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
 FIRST, SECOND = (tiny.FIRST_DAY + timedelta(days=n) for n in range(2))
 
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> faults.Stand:
-    """Run the first night and an undisturbed second one once, each in a process."""
+    """Run the first night, and an undisturbed second one in a copy, once and in this process; kills meet processes."""
     folder = tmp_path_factory.mktemp("faults")
     config = tiny.make(folder, days=0)
     for day in (FIRST, SECOND):
         tiny.write_day(folder / "raw", day, rows=200)
 
-    def command(day: str) -> _faults.Command:
-        return lambda home: [sys.executable, "-m", "tests.night_process", str(config), str(home), day]
+    work = folder / "work"
+    base, calm, key = work / "base", work / "calm", str(SECOND)
+    settings = load_config(config)
+    with pytest.MonkeyPatch.context() as patch:
+        train_here(patch)
+        score_here(patch)
+        run(config, base, FIRST)
+        _faults.promote_first(settings, base)
+        _faults.copy_home(base, calm)
+        started = time.perf_counter()
+        run(config, calm, SECOND)
+        seconds = time.perf_counter() - started
 
-    commands = [command(str(day)) for day in (FIRST, SECOND)]
-    return faults.prepare(folder / "work", load_config(config), commands, str(SECOND))
+    def command(home: Path) -> list[str]:
+        return [sys.executable, "-m", "tests.night_process", str(config), str(home), key]
+
+    stands = _faults.standing(settings, calm, key)
+    # a process has imports to do first
+    return faults.Stand(
+        base=base, work=work, config=settings, key=key, command=command, calm=stands, seconds=2 * seconds
+    )
 
 
 def test_nights_killed_at_random_end_as_the_undisturbed_one(stand: faults.Stand) -> None:
