@@ -46,7 +46,7 @@ def refuse_version(entries: Iterable[Entry], version: int, where: str = "version
 
 
 def refuse_night(entries: Iterable[Entry], key: str, rerun_days: int) -> None:
-    """Refuse to repeat a stage of a night whose files `daybreak prune` removed.
+    """Refuse to repeat a stage of a night, or to score on its rows, whose files `daybreak prune` removed.
 
     Raises:
         UsageError: Names the night, when it was pruned, and the remedy.
@@ -54,7 +54,7 @@ def refuse_night(entries: Iterable[Entry], key: str, rerun_days: int) -> None:
     at_us = Pruned.of(entries).nights.get(key)
     if at_us is not None:
         raise UsageError(
-            f"night {key} was pruned at {iso(at_us)}: `daybreak prune` removed what its stages wrote, so none of them can "
-            f"be repeated; nights of the last lake.rerun_days ({rerun_days}) days can",
+            f"night {key} was pruned at {iso(at_us)}: `daybreak prune` removed what its stages wrote, so nothing of it can "
+            f"be repeated or scored again; nights of the last lake.rerun_days ({rerun_days}) days can",
             where=key,
         )

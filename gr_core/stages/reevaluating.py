@@ -25,7 +25,7 @@ from gr_core.lake import store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, NightRecord, challenger, champion, nights, previous, versions
 from gr_core.lake.moved import rebased
-from gr_core.lake.pruned import refuse_version
+from gr_core.lake.pruned import refuse_night, refuse_version
 from gr_core.night import Night
 from gr_core.refs import Bound
 from gr_core.registry.base import ALIASES, checkpoint_state
@@ -62,6 +62,7 @@ def evaluate_model(config: Config, home: str, model: str, day: Date | None = Non
     entries = Journal(store.join(home, "lake", "journal")).entries()
     check_lake(config, entries)
     record = _finished(entries, day)
+    refuse_night(entries, record.key, config.lake.rerun_days)
     chosen = find_model(home, entries, model)
     night = rescoring.pinned(record, home)
     ingested = rescoring.recorded(night, "ingest")
@@ -110,10 +111,10 @@ def find_model(home: str, entries: Sequence[Entry], model: str) -> Model:
             raise UsageError(f"--model {model}: there is none yet; see `daybreak status`", where="model")
         return Model.of(entries, one.version)
     if model.isdecimal():
+        refuse_version(entries, int(model), "model")
         if int(model) not in known:
             there = ", ".join(map(str, sorted(known)[-_SHOWN:])) or "none"
             raise UsageError(f"--model {model} is no registered version; the newest are {there}", where="model")
-        refuse_version(entries, int(model), "model")
         return Model.of(entries, int(model))
     return _checkpoint(home, entries, model)
 

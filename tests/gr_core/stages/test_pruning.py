@@ -20,7 +20,7 @@ from gr_core.lake.lock import night_lock
 from gr_core.night import open_night
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.report.pruned import readable_bytes, render_pruned
-from gr_core.stages import comparing, moving, paging, pruning, sequencing, training
+from gr_core.stages import comparing, moving, paging, pruning, reevaluating, sequencing, training
 from tests.erased import entries_of, forget, interrupt, snapshot
 from tests.plain import run
 
@@ -180,8 +180,9 @@ def _manifest(home: Path, day: Any, name: str) -> dict[str, Any]:
         lambda config, home: moving.rollback(config, home, 2, reason="r", at_us=9),
         lambda config, home: comparing.compare(config, home, 2, 4),
         lambda config, home: open_night(config, home, DAYS[4], at_us=9, parent_version=2),
+        lambda config, home: reevaluating.find_model(home, entries_of(Path(home)), "2"),
     ],
-    ids=["promote", "rollback", "compare", "parent"],
+    ids=["promote", "rollback", "compare", "parent", "evaluate"],
 )
 def test_a_pruned_version_is_refused_by_name(
     world: World, pruned: tuple[Path, dict[str, Any]], call: Callable[..., Any]
