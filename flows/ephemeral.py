@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 
-import prefect
 import uvicorn
 
 _GRACE_SECONDS = 5.0
@@ -22,7 +21,6 @@ def main() -> None:
     """Serve until told to end."""
     app, port = sys.argv[1:]
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    sys.path.insert(0, str(prefect.__module_path__.parent))
     uvicorn.run(app, factory=True, host="127.0.0.1", port=int(port), log_level="error", lifespan="on")
 
 

@@ -17,7 +17,7 @@ from flows.runners import Runner
 from flows.scheduling import scheduled_day
 from flows.stopping import give_up
 from flows.watching import watched
-from gr_core import experiments
+from gr_core import experiments, progress
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
@@ -118,4 +118,5 @@ def run_experiment(
     publish_night(status, status.get("mlflow"))
     publish_page(own, run=status.get("mlflow"))
     tidying.tidy(own)
+    progress.clear(home, own.key)
     return outcome.finished(home, own.key) or status

@@ -24,7 +24,7 @@ from flows.runners import Runner, bucket_runner
 from flows.scheduling import run_name, scheduled_day
 from flows.stopping import give_up
 from flows.watching import watched
-from gr_core import grouping
+from gr_core import grouping, progress
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
@@ -147,11 +147,13 @@ def run_night(
     publish_night(status, status.get("mlflow"))
     publish_page(night, run=status.get("mlflow"))
     tidying.tidy(night)
+    progress.clear(home, night.key)
     return outcome.finished(home, night.key) or status
 
 
 def run_to_packs(night: Night, runner: Runner) -> dict[str, Any]:
     """Run the stages up to packs, buckets side by side; what follows the sequences is left out where nothing is due."""
+    progress.clear(night.home, night.key)
     ingested = ingest(night)
     every = list(range(night.settings.lake.num_buckets))
     with bucket_runner(runner) as map_buckets:

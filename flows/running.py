@@ -106,9 +106,9 @@ def prepare(home: str) -> None:
     """Make ready for Prefect: its state in the home, no server left behind by a killed run, those of `up` in use."""
     end_orphaned_servers(prepare_tools(home))
     up.use(home)
-    from flows.watching import use_own_server
+    from flows import own_server
 
-    use_own_server()
+    own_server.use()
 
 
 def _next_nights(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
