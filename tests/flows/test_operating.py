@@ -99,7 +99,7 @@ def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_agai
     config, home = tiny.make(stand.folder, days=0), stand.folder / "home"
     start = datetime.now(UTC) + timedelta(seconds=12)
     day = day_before(start, "UTC")
-    tiny.write_day(stand.folder / "raw", day, rows=1500)
+    tiny.write_day(stand.folder / "raw", day, rows=1000)
     words = ("--config", str(config), "--home", str(home), *(word for key in SLOW for word in ("--set", key)))
     schedule = Interval(timedelta(minutes=1), anchor_date=start)  # again, should a busy machine miss the first
     parameters = {"config": str(config), "home": str(home), "overrides": SLOW}
