@@ -24,7 +24,7 @@ def attribution(
 
     Args:
         config: Path of the TOML config.
-        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/ and the name of the config.
         overrides: Config overrides, each dotted.key=value.
         steps: Steps to measure.
         baseline: Measure the naive settings beside it, on the same pack.

@@ -54,7 +54,7 @@ def backfill(
         end: Last lake day, included.
         days: The lake days one by one instead of start and end, in any order.
         config: Path of the TOML config.
-        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/ and the name of the config.
         overrides: Config overrides, each dotted.key=value.
         runner: Where buckets are built: threads of this machine, or workers of a Ray cluster (RAY_ADDRESS, else local).
 

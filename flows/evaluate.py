@@ -26,7 +26,7 @@ def evaluate(
         model: champion, challenger or previous; a version's number; or path or URI of a checkpoint.
         date: The lake day; empty: that of the newest finished night.
         config: Path of the TOML config.
-        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/ and the name of the config.
         overrides: Config overrides, each dotted.key=value.
 
     Returns:

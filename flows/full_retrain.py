@@ -74,7 +74,7 @@ def full_retrain(
     Args:
         through: Last lake day of the first pass; its night, or a later one, has finished.
         config: Path of the TOML config.
-        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/ and the name of the config.
         overrides: Config overrides, each dotted.key=value.
         runner: Where buckets are built: threads of this machine, or workers of a Ray cluster (RAY_ADDRESS, else local).
 

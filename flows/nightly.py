@@ -74,7 +74,7 @@ def nightly(
         date: The lake day; empty: the day before the scheduled start, in the lake's zone.
         parent: Start from this registered version instead of the champion, as a separate attempt.
         force: Repeat one stage of a finished night beside its result and compare digests.
-        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/ and the name of the config.
         overrides: Config overrides, each dotted.key=value.
         runner: Where buckets are built: threads of this machine, or workers of a Ray cluster (RAY_ADDRESS, else local).
         mode: How the night is recorded; leave as it is.

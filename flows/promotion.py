@@ -40,7 +40,7 @@ def promotion(
         reason: Why, for those who read the status later.
         version: To promote: which version. To roll back: which earlier champion; empty: the one before.
         config: Path of the TOML config.
-        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/<name>.
+        home: URI of the home; empty: DAYBREAK_HOME, else .daybreak/ and the name of the config.
         overrides: Config overrides, each dotted.key=value.
 
     Returns:

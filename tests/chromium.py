@@ -49,4 +49,4 @@ def shoot(page: Page, name: str, *hidden: Locator) -> None:
     """Keep a screenshot of what is seen, if screenshots are wanted; without paths of this machine."""
     folder = os.environ.get("DAYBREAK_SCREENSHOTS")
     if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png", mask=hidden, mask_color="#26272b")
+        page.screenshot(path=Path(folder) / f"{name}.png", mask=list(hidden), mask_color="#26272b")
