@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from gr_core.config import load_config
 from gr_core.data import vocabulary
 from gr_core.errors import UsageError
 from gr_core.lake import store
-from gr_core.lake.journal import finished_bounds, nights
+from gr_core.lake.journal import champion, finished_bounds, nights
 from gr_core.lake.lock import RETRAIN_LOCK, night_lock
 from gr_core.retrain import newest_checkpoint, open_retrain, retrain_key, window_ends
-from gr_core.stages import retraining, tidying, training
+from gr_core.stages import gating, retraining, tidying, training
 from tests import retrained
 from tests.erased import FIRST, HIM, SECOND, THIRD, conclude, entries_of, forget, write_day
 
@@ -205,11 +206,15 @@ def test_a_forgotten_user_is_in_none_of_it(finished: tuple[Path, Path], home: Pa
     before, packs = Packs(), Packs()
     retrained.run(finished[0], home, THIRD, DAILY, limit=1, watch=before)
     told = forget(finished[0], home)
+    fourth = THIRD + timedelta(days=1)
+    write_day(Path(load_config(finished[0]).source.root), fourth)
+    delivered = conclude(finished[0], home, fourth, 4)
     retrain, _ = retrained.run(finished[0], home, THIRD, DAILY, watch=packs)
 
     assert HIM in {user for _, rows in before.seen for user, *_ in rows}
     assert told["rows"]["events"] > 0
-    assert [number for number, _ in packs.seen] == [1, 2, 3]
+    assert delivered["ingest"]["rows"]["forgotten"] > 0, "he was delivered again, and counted"
+    assert [number for number, _ in packs.seen] == [1, 2, 3, 4]
     assert HIM not in {user for _, rows in packs.seen for user, *_ in rows}
     files = [path for path in (home / "nights" / retrain.night.key).rglob("*") if path.is_file()]
     assert files
@@ -245,3 +250,21 @@ def test_windows_are_whole_from_the_end(first: int, days: int, expected: list[in
     ends = window_ends(FIRST + timedelta(days=first), FIRST + timedelta(days=27), days)
 
     assert ends == [FIRST + timedelta(days=number) for number in expected]
+
+
+@pytest.mark.parametrize(
+    ("mode", "day", "outcome"),
+    [("full_retrain", 4, "judged"), ("full_retrain", 3, "refused"), ("nightly", 4, "refused")],
+)
+def test_only_a_full_retrain_may_be_of_the_champions_own_day(
+    finished: tuple[Path, Path], home: Path, mode: str, day: int, outcome: str
+) -> None:
+    """One that ends before the champion's day is no more promoted than a night of an old day (case G1)."""
+    standing = champion(entries_of(home))
+    assert standing is not None
+    model = replace(standing.model, date="2025-06-04")
+    night = replace(
+        open_retrain(load_config(finished[0]), str(home), THIRD, at_us=1).night, mode=mode, date=f"2025-06-0{day}"
+    )
+
+    assert (gating._before(night, replace(standing, model=model)) is not None) == (outcome == "refused")
