@@ -171,6 +171,7 @@ def prepare_tools(home: str) -> str:
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "gr_core,kernels",
+        "PREFECT_DEPLOYMENTS_CLEAR_SCHEDULES_ON_EMPTY": "true",  # `schedules: []` leaves none (case A13)
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # we also log outside flow runs
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -3,6 +3,7 @@
 #   infra/deploy.sh process       pools of processes on the worker's machine
 #   infra/deploy.sh kubernetes    pools of Kubernetes jobs, by infra/kubernetes/pool-<name>.json
 set -euo pipefail
+export PREFECT_DEPLOYMENTS_CLEAR_SCHEDULES_ON_EMPTY=true # `schedules: []` leaves none, instead of what was there
 cd "$(dirname "$0")/.."
 kind=${1:?process or kubernetes}
 : "${PREFECT_API_URL:?names the Prefect server, as in http://prefect:4200/api}"

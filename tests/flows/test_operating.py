@@ -37,7 +37,8 @@ SLOW = ["model.width=128", "model.num_layers=8", "pack.token_budget=64", "train.
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     """Start a server with a pool of processes; schedules are looked at every second."""
     quick = {f"PREFECT_SERVER_SERVICES_SCHEDULER_{key}": "1" for key in ("LOOP_SECONDS", "MIN_RUNS")}
-    made = Stand(tmp_path_factory.mktemp("stand"), **quick)
+    clears = {"PREFECT_DEPLOYMENTS_CLEAR_SCHEDULES_ON_EMPTY": "true"}  # as infra/deploy.sh and `up` have it
+    made = Stand(tmp_path_factory.mktemp("stand"), **quick, **clears)
     try:
         made.serve()
         assert made.prefect("work-pool", "create", POOL, "--type", "process").returncode == 0
