@@ -44,40 +44,42 @@ class Promise:
 def build_status(
     entries: Sequence[Entry],
     *,
-    today: Date,
+    today: Date | None,
     running: str | None = None,
     retraining: str | None = None,
     supervised: Sequence[str] | None = None,
     promise: Promise | None = None,
-    stale_days: int | None = STALE_DAYS,
+    stale_days: int = STALE_DAYS,
 ) -> dict[str, Any]:
     """Return the object of `daybreak status --json`.
 
     Args:
         entries: The whole journal, in order.
-        today: Today in the lake's zone; the champion's age counts from it.
+        today: Today in the lake's zone; the champion's age counts from it. None: days that are not the calendar's, so it
+            has none.
         running: Key of the night whose lock is held. A night that the journal left running and that is not this
             one was interrupted: its process is gone, so it is shown as failed.
         retraining: Likewise, key of the full retrain whose lock is held.
         supervised: Names of the supervised actions, so that nights that scored nothing name them too. None: those
             of the newest night's config.
         promise: Set: a missed `ready_by` is a finding.
-        stale_days: A champion older than this many days is a finding; None: never.
+        stale_days: A champion older than this many days is a finding.
 
     Returns:
         {"champion": {"version", "date", "age_days"} or null, "findings": [{"level", "where", "message"}],
-        "nights": [`night_object`, by date]}; age_days is null where the champion's date is after today.
+        "nights": [`night_object`, by date]}; age_days is null where the champion's date is after today, or
+        today is None.
     """
     seen = (record for record in nights(entries).values() if not record.is_prepared)
     records = [_seen(record, (running, retraining)) for record in seen]
     records.sort(key=lambda record: (record.date, record.opened_us))
     best = champion(entries)
-    age = None if best is None else _age(best, today)
+    age = None if best is None or today is None else _age(best, today)
     found = _newest(records, best) + next_night.findings(records, entries) + _data(records) + _evaluation(records)
     found += retrained.drift_findings(records) + retrained.findings(records, retraining)
     if promise is not None and (late := _late(records, promise)) is not None:
         found.append(late)
-    if best is not None and age is not None and stale_days is not None and age > stale_days:
+    if best is not None and age is not None and age > stale_days:
         message = f"champion {best.version} of {best.date} is {_days(age)} old, more than {stale_days}"
         found.append(_finding("warning", "champion", f"{message}; see why later nights were not promoted"))
     return {

@@ -40,11 +40,11 @@ def status(
         retraining: Key of the full retrain that a live process works on.
     """
     entries = Journal(store.join(home, "lake", "journal")).entries()
-    # an embedded world's days are not the calendar's
-    stale_days = None if config.source.world else config.alerts.stale_champion_days
     promise = promised(config, now_us)
     seen: dict[str, Any] = {"running": running, "retraining": retraining}
-    found = build_status(entries, today=today, stale_days=stale_days, promise=promise, **seen)
+    calendar = None if config.source.world else today  # an embedded world's days are not the calendar's
+    stale_days = config.alerts.stale_champion_days
+    found = build_status(entries, today=calendar, stale_days=stale_days, promise=promise, **seen)
     told = progress.read(home, running) if running is not None else None
     if told is not None:
         found["nights"] = [

@@ -1,13 +1,17 @@
 """Example 7 from the entries of example 1, and the findings that stand beside it."""
 
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gr_core.config import load_config
 from gr_core.lake.entries import Entry
+from gr_core.lake.journal import Journal
 from gr_core.report.status import Promise, build_status, render_status
+from gr_core.stages import outcome
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -242,6 +246,19 @@ def test_a_champion_is_never_of_a_negative_age(today, age, head):
 
     assert status["champion"]["age_days"] == age
     assert shown(status).splitlines()[0].strip() == f"champion: version 4 of {head}"
+
+
+@pytest.mark.parametrize(("config", "age"), [("world", None), ("minimal", 545)])
+def test_an_embedded_worlds_champion_has_no_age(tmp_path: Path, config: str, age: int | None) -> None:
+    """Its days are not the calendar's: neither the head nor a finding counts from today, and any other feed's do."""
+    for entry in example_entries():
+        Journal(str(tmp_path / "lake" / "journal")).append(entry.kind, entry.night, entry.payload, at_us=entry.at_us)
+
+    status = outcome.status(load_config(f"conf/{config}.toml"), str(tmp_path), date(2026, 12, 1), now_us=1)
+
+    assert status["champion"]["age_days"] == age
+    assert ("days old" in shown(status).splitlines()[0]) == (age is not None)
+    assert ("champion" in [one["where"] for one in status["findings"]]) == (age is not None)
 
 
 def test_the_table_takes_nights_without_figures():
