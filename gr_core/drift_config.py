@@ -28,7 +28,8 @@ class DriftConfig(Section):
     equal_age_increase: float = Field(default=0.05, ge=0)
     """Relative increase of that NE over the lineage of the full retrain before, as many days after its root."""
     psi_scores: float = Field(default=0.25, gt=0)
-    """Population stability index of the scores of gate.action, beyond what so few events show by chance."""
+    """Population stability index of the scores of gate.action, beyond what so few events show by chance. A night whose NE
+    is below the median of the nights before by more than `ne_increase` does not count: its model got better."""
     psi_features: float = Field(default=0.25, gt=0)
     """The same of a feature of at most 50 values."""
     unknown_ids_increase: float = Field(default=0.1, gt=0, le=1)

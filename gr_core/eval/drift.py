@@ -120,9 +120,15 @@ def _change(night: Figures, base: float | None) -> float | None:
     return None if night.ne is None or base is None or base <= 0 else night.ne / base - 1
 
 
+def _usual_ne(past: Sequence[Figures], config: DriftConfig) -> float | None:
+    """Return the median NE of the nights before; None: too few have one."""
+    known = [night.ne for night in past if night.ne is not None]
+    return median(known) if len(known) >= config.min_nights else None
+
+
 def _against_past(recent: Sequence[Figures], past: Sequence[Figures], config: DriftConfig) -> Drift:
     known = [night for night in past if night.ne is not None]
-    base = median(night.ne for night in known if night.ne is not None) if len(known) >= config.min_nights else None
+    base = _usual_ne(past, config)
     errors = [night.ne_error for night in known if night.ne_error is not None]
     # of a median of n values: 1.2533 times the mean's
     base_error = 1.2533 * median(errors) / math.sqrt(len(errors)) if errors else 0.0
@@ -198,6 +204,13 @@ def _by_value(past: Sequence[Mapping[str, int]], now: Mapping[str, int]) -> tupl
 def _distributions(recent: Sequence[Figures], past: Sequence[Figures], config: DriftConfig) -> Drift:
     metrics: dict[str, float | None] = {}
     triggers = []
+    usual = _usual_ne(past, config)
+
+    def learns(night: Figures) -> bool:
+        """Tell whether the scores moved because the model got better, as a young lineage's do."""
+        change = _change(night, usual)
+        return change is not None and change < -config.ne_increase
+
     scored = [np.asarray(night.scores, np.float64) for night in past if night.scores and sum(night.scores)]
     pairs: dict[str, Callable[[Figures], tuple[Counts, Counts] | None]] = {}
     if len(scored) >= config.min_nights:
@@ -215,7 +228,10 @@ def _distributions(recent: Sequence[Figures], past: Sequence[Figures], config: D
         limit = config.psi_scores if name == "scores" else config.psi_features
         found = [None if (counts := pair(night)) is None else psi(*counts) for night in recent]
         metrics[f"drift/psi/{name}"] = found[-1][0] if found[-1] else None
-        beyond = [one is not None and one[0] - one[1] > limit for one in found]
+        beyond = [
+            one is not None and one[0] - one[1] > limit and not (name == "scores" and learns(night))
+            for one, night in zip(found, recent, strict=True)
+        ]
         if len(beyond) == config.nights and all(beyond) and found[-1]:
             key = "drift.psi_scores" if name == "scores" else "drift.psi_features"
             message = f"population stability index of {name} {found[-1][0]:.2f}, {config.nights} nights in a row above {key} {limit:g}"

@@ -117,6 +117,19 @@ def test_scores_and_features_that_move_are_triggers_and_samples_of_one_distribut
     assert found.metrics["drift/psi/s"] > 0.25
 
 
+def test_the_scores_of_a_model_that_still_gets_better_are_no_drift() -> None:
+    """Spread and NE as on the embedded world's first nights; the same scores at an NE that has not fallen are drift."""
+    rng = np.random.default_rng(2)
+    scores = [drift.histogram(rng.normal(-1.6, spread, 20_000)) for spread in (0.3, 0.8, 1.2, 1.8, 2.0)]
+
+    def young(values: list[float | None]) -> list[Figures]:
+        return [replace(one, scores=counts) for one, counts in zip(series(values), scores, strict=True)]
+
+    assert kinds(young([0.957, 0.835, 0.765, 0.730, 0.716])) == []
+    assert kinds(young([0.835, 0.835, 0.835, 0.830, 0.825])) == ["psi"]
+    assert kinds(young([None] * 5)) == ["psi"], "nothing says that it got better"
+
+
 def test_the_stability_index_is_the_textbook_one() -> None:
     """Shares 0.5/0.5 against 0.8/0.2: 0.3 ln 1.6 + 0.3 ln 2.5."""
     index, chance = drift.psi(np.array([50.0, 50.0]), np.array([80.0, 20.0]))
