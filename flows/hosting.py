@@ -68,17 +68,27 @@ class Record:
         """Tell whether every process still runs."""
         return all(server.process() is not None for server in self.servers)
 
+    def any_alive(self) -> bool:
+        """Tell whether any of its processes still runs."""
+        return any(server.process() is not None for server in self.servers)
+
 
 def read(folder: Path) -> Record | None:
     """Return the record of a folder; None without one.
 
     Raises:
-        UsageError: It was written by another release.
+        UsageError: It was written by another release, or is damaged.
     """
     try:
         told = json.loads((folder / "servers.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise UsageError(
+            f"{folder / 'servers.json'} is damaged ({error}); delete it: `daybreak down` then ends what `up` started, which "
+            f"it knows by {MARK} in the environment",
+            where=str(folder),
+        ) from error
     if told.get("format") != FORMAT:
         raise UsageError(
             f"{folder / 'servers.json'} has format {told.get('format')}, this release reads {FORMAT}; end those servers "

@@ -11,6 +11,7 @@ from gr_core.errors import UsageError
 DONE, FAILED, BAD_INPUT, HELD, NOTHING_DUE = 0, 1, 2, 3, 4
 
 FIRST_YEAR, LAST_YEAR = 2000, 2261  # times of other years are no events' (`data.expressions.instant`)
+LAST_PORT = 65_535
 
 Commands = argparse._SubParsersAction  # where commands are added
 
@@ -55,6 +56,13 @@ def version(text: str) -> int:
     """Read the number of a version or commit; UsageError for anything else."""
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"a version is a number from 1 on, got {text!r}", where="version")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Read a port that a server can be told; UsageError for anything else."""
+    if not text.isdecimal() or not 1 <= int(text) <= LAST_PORT:
+        raise UsageError(f"a port is a number from 1 to {LAST_PORT}, got {text!r}", where="port")
     return int(text)
 
 

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flows import hosting, options
 from flows.hosting import Record, Server, ServerError
@@ -92,9 +93,14 @@ def _refuse(asked: argparse.Namespace, record: Record | None) -> None:
         )
     if asked.prefect_port == asked.mlflow_port:
         raise UsageError(f"both servers were given port {asked.prefect_port}; name two", where="port")
-    if record is None or not record.alive():
-        hosting.refuse_taken(asked.prefect_port, "--prefect-port N (make up PREFECT_PORT=N)", HOST)
-        hosting.refuse_taken(asked.mlflow_port, "--mlflow-port N (make up MLFLOW_PORT=N)", HOST)
+    own = (
+        {urlsplit(record.about[name]).port for name in ("prefect", "mlflow")}
+        if record and record.any_alive()
+        else set()
+    )
+    for name, number in (("prefect", asked.prefect_port), ("mlflow", asked.mlflow_port)):
+        if number not in own:
+            hosting.refuse_taken(number, f"--{name}-port N (make up {name.upper()}_PORT=N)", HOST)
 
 
 def _answers(about: Mapping[str, Any]) -> bool:
@@ -211,8 +217,12 @@ def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParse
     begin = commands.add_parser(
         "up", parents=[common], allow_abbrev=False, help="Prefect, MLflow, workers and deployments, for a browser"
     )
-    begin.add_argument("--prefect-port", type=int, default=4200, metavar="N", help="Prefect's port (default: 4200)")
-    begin.add_argument("--mlflow-port", type=int, default=5000, metavar="N", help="MLflow's port (default: 5000)")
+    begin.add_argument(
+        "--prefect-port", type=options.port, default=4200, metavar="N", help="Prefect's port (default: 4200)"
+    )
+    begin.add_argument(
+        "--mlflow-port", type=options.port, default=5000, metavar="N", help="MLflow's port (default: 5000)"
+    )
     begin.set_defaults(run=up, show=shown)
     stop = commands.add_parser("down", parents=[common], allow_abbrev=False, help="end what `up` started")
     stop.set_defaults(run=down, show=ended_shown)

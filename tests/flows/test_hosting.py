@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -129,6 +130,53 @@ def test_a_taken_port_is_refused_before_anything_starts(folder: Path, capsys: py
     servers = up.servers_folder(str(folder / "home"))
     assert hosting.read(servers) is None
     assert hosting.marked(servers) == []
+
+
+def test_up_takes_over_the_port_of_its_own_server_where_another_ended(folder: Path) -> None:
+    """What is left of the last `up` is ended before it starts anew: its port is not another's."""
+    listening = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print(s.getsockname()[1], flush=True); time.sleep(60)"
+    left, gone = start(folder, listening, "mlflow"), start(folder, "pass", "prefect")
+    hosting.wait_until(lambda: bool(hosting.tail(left.log)) and gone.process() is None, [left], "it listens", 30)
+    port = int(hosting.tail(left.log))
+    asked = argparse.Namespace(prefect_port=4198, mlflow_port=port)
+    record = Record((gone, left), {"prefect": "http://127.0.0.1:4198", "mlflow": f"http://127.0.0.1:{port}"})
+
+    assert not record.alive()
+    up._refuse(asked, record)
+    hosting.end(folder, [left])
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 cannot be used"):
+            up._refuse(asked, record)
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "70000", "http"])
+def test_a_port_that_is_none_is_refused(folder: Path, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2, before anything is made."""
+    words = ["--config", str(tiny.make(folder, days=1)), "--home", str(folder / "home"), "--json"]
+
+    assert main(["up", *words, "--prefect-port", port]) == 2
+    assert "a port is a number from 1 to 65535" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not (folder / "home").exists()
+
+
+def test_a_damaged_record_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2 with the file and the way on; without it, what carries the mark is ended."""
+    words = ["--config", str(tiny.make(folder, days=1)), "--home", str(folder / "home"), "--json"]
+    servers = up.servers_folder(str(folder / "home"))
+    servers.mkdir(parents=True)
+    (servers / "servers.json").write_text('{"format": ')
+    left = start(servers, WAITING)
+
+    assert main(["down", *words]) == 2
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert f"{servers / 'servers.json'} is damaged" in message
+
+    (servers / "servers.json").unlink()
+    assert main(["down", *words]) == 0
+    assert left.process() is None
 
 
 @pytest.mark.parametrize("name", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
