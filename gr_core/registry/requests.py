@@ -23,6 +23,7 @@ from gr_core.lake import store
 PIECE = 1024  # rows that are read and scored at a time
 SUFFIXES = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 REQUIRED = ("shown_at", "candidates")
+EARLIEST_US, LATEST_US = 946_684_800_000_000, 9_223_372_035_000_000  # 2000 to 2262, as the contract of raw rows has it
 
 Numbered = tuple[int, dict[str, Any]]
 """A row's number in its file, from 1, and its values."""
@@ -56,6 +57,8 @@ class RequestFile:
         form = form_of(uri, "--input")
         if not store.exists(uri):
             raise UsageError(f"--input {uri} does not exist; name a file of requests", where="input")
+        if store.is_local(uri) and store.local_path(uri).is_dir():
+            raise UsageError(f"--input {uri} is a folder; name a file of requests", where="input")
         return cls(uri=uri, form=form, content=None if store.is_local(uri) else store.read_bytes(uri))
 
     def total(self) -> int | None:
@@ -149,6 +152,9 @@ def check(uri: str, row: int, request: Mapping[str, Any], item_features: Sequenc
     trouble = _moment(request.get("shown_at"))
     if trouble is not None:
         raise bad_row(uri, row, "shown_at", f"{trouble}; give the time (UTC) at which the candidates are shown")
+    user = request.get("user_id")
+    if user is not None and not _is_id(user):
+        raise bad_row(uri, row, "user_id", f"must be a user id, text or integer, or null, got {_shown(user)}")
     candidates = request.get("candidates")
     if not isinstance(candidates, list):
         raise bad_row(uri, row, "candidates", f"must be a list of item ids, got {_shown(candidates)}")
@@ -191,7 +197,9 @@ def _moment(value: Any) -> str | None:
     """Return what is wrong with a time; None where it is one."""
     if value is None:
         return "is missing"
-    if isinstance(value, datetime) or (isinstance(value, int | np.integer) and not isinstance(value, bool)):
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return None if EARLIEST_US <= value <= LATEST_US else f"is no time from 2000 on in microseconds: {value}"
+    if isinstance(value, datetime):
         return None
     if isinstance(value, str):
         try:

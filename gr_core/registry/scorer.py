@@ -177,7 +177,7 @@ class RequestScorer:
     def _rows(self, feature: str, values: Sequence[Any]) -> npt.NDArray[np.int32]:
         """Look rows up, [len(values)]; not given: the unknown row; never counted: the first fallback row."""
         table = self._ids[feature]
-        found = [UNKNOWN_ROW if _missing(v) else table.get(_text(v), FIRST_FALLBACK_ROW) for v in values]
+        found = [UNKNOWN_ROW if _missing(v) else table.get(id_text(v), FIRST_FALLBACK_ROW) for v in values]
         return np.array(found, np.int32)
 
 
@@ -307,7 +307,8 @@ def _missing(value: Any) -> bool:
     return not (same is True or same is np.True_)
 
 
-def _text(value: Any) -> str:
+def id_text(value: Any) -> str:
+    """Return an id as the text that vocabularies and the event table know it by."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # an integer column that has nulls reaches us as floats
     return value if isinstance(value, str) else str(value)

@@ -24,7 +24,7 @@ from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, Version, challenger, champion, previous, versions
 from gr_core.lake.pruned import refuse_version
 from gr_core.registry import requests
-from gr_core.registry.scorer import RequestScorer, moment
+from gr_core.registry.scorer import RequestScorer, id_text, moment
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Recall:
         found = list(asked)
         if not open_:
             return found
-        raw = {str(asked[n]["user_id"]) for n in open_}
+        raw = {id_text(asked[n]["user_id"]) for n in open_}
         own = {one: users.stored_user(self._config, one) for one in raw}
         features, actions = self._scorer.item_features, self._scorer.all_actions
         rows = self._table.read(
@@ -198,7 +198,7 @@ class Recall:
         )
         made = recall.histories(
             rows,
-            [(own[str(asked[n]["user_id"])], moment(asked[n]["shown_at"])) for n in open_],
+            [(own[id_text(asked[n]["user_id"])], moment(asked[n]["shown_at"])) for n in open_],
             features=features,
             action_names=actions,
             limit=self._scorer.max_history,
@@ -211,7 +211,7 @@ class Recall:
         return [self._with_own(one) for one in asked] if self._side else asked
 
     def _with_own(self, one: dict[str, Any]) -> dict[str, Any]:
-        plain = [str(each) for each in one["candidates"] if not isinstance(each, dict)]
+        plain = [id_text(each) for each in one["candidates"] if not isinstance(each, dict)]
         missing = [name for name in self._side if one.get(f"candidate_{name}") is None]
         if not missing or len(plain) < len(one["candidates"]):
             return one

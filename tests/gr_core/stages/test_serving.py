@@ -148,10 +148,25 @@ def test_given_histories_and_features_stand(world: World, tmp_path: Path) -> Non
     assert found[4] == []
 
 
+def test_ids_that_became_floats_are_the_same_ids(world: World, tmp_path: Path) -> None:
+    """A column of integers with nulls reaches us as floats: 3.0 is user 3 and item 3, with history and side features."""
+    one = max(world.requests, key=lambda request: request["shown_at"])
+    whole = {**one, "user_id": int(one["user_id"]), "candidates": [1, 2, 5]}
+    rows = [whole, {**whole, "user_id": float(one["user_id"]), "candidates": [1.0, 2.0, 5.0]}, {**whole, "history": []}]
+    score(world, write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
+    found = [row["scores_click"] for row in read(tmp_path / "out.jsonl")]
+
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+    assert not np.allclose(found[2], found[0], atol=1e-3)
+
+
 BAD = [
     ({"shown_at": None}, "shown_at", "is missing"),
     ({"shown_at": "yesterday"}, "shown_at", "no time"),
     ({"shown_at": 1.5}, "shown_at", "must be a timestamp"),
+    ({"shown_at": 1_748_822_400_000}, "shown_at", "no time from 2000 on in microseconds"),
+    ({"user_id": 3.7}, "user_id", "must be a user id"),
+    ({"user_id": ["u1"]}, "user_id", "must be a user id"),
     ({"candidates": None}, "candidates", "must be a list"),
     ({"candidates": "5"}, "candidates", "must be a list"),
     ({"candidates": ["5", None]}, "candidates[1]", "must be an item id"),
@@ -159,7 +174,11 @@ BAD = [
     ({"history": "none"}, "history", "must be a list"),
     ({"history": [{"visible_at": 1}]}, "history[0].item_id", "must be an item id"),
     ({"history": [{"item_id": 1}]}, "history[0].visible_at", "is missing"),
-    ({"history": [{"item_id": 1, "visible_at": 1, "actions": -1}]}, "history[0].actions", "mask of action bits"),
+    (
+        {"history": [{"item_id": 1, "visible_at": 1_748_822_400_000_000, "actions": -1}]},
+        "history[0].actions",
+        "mask of action bits",
+    ),
 ]
 
 
@@ -203,9 +222,11 @@ def test_files_and_models_that_cannot_be_are_refused(world: World, tmp_path: Pat
     good = write(tmp_path / "in.parquet", world.requests[:2])
     (tmp_path / "broken.parquet").write_bytes(good.read_bytes()[:-30])
     pq.write_table(pa.table({"shown_at": [1]}), tmp_path / "short.parquet")
+    (tmp_path / "folder.jsonl").mkdir()
     out = tmp_path / "out.jsonl"
     cases: list[tuple[str, Path, Path, type[DaybreakError], str]] = [
         ("1", tmp_path / "absent.parquet", out, UsageError, "does not exist"),
+        ("1", tmp_path / "folder.jsonl", out, UsageError, "is a folder"),
         ("1", tmp_path / "in.csv", out, UsageError, "ends in"),
         ("1", good, tmp_path / "out.txt", UsageError, "ends in"),
         ("1", good, good, UsageError, "is the file of requests"),
