@@ -44,6 +44,8 @@ class SliceConfig(Section):
             raise ValueError(f"{where}.name: {self.name!r} is taken by Daybreak; choose another name")
         if (self.feature is not None) != (self.by == "feature"):
             raise ValueError(f'{where}.feature must name a side feature with by = "feature", and stand nowhere else')
+        if len(set(self.values)) != len(self.values):
+            raise ValueError(f"{where}.values must be different, got {list(self.values)}")
         if not self.bounds or self.bounds[0] < 1 or any(a >= b for a, b in pairwise(self.bounds)):
             raise ValueError(f"{where}.bounds must rise from at least 1, such as [1, 20], got {list(self.bounds)}")
         if len(set(self.labels)) != len(self.bounds) + 1 or len(self.labels) != len(self.bounds) + 1:

@@ -58,6 +58,10 @@ def test_every_shipped_config_loads_and_keeps_its_fingerprint(path: Path) -> Non
             'evaluation.slices=[{name="s", by="feature", feature="colour"}]',
             ["evaluation.slices[s].feature", "side feature", "'colour'", "source.feeds.side"],
         ),
+        (
+            'evaluation.slices=[{name="s", by="feature", feature="surface", values=["feed", "feed"]}]',
+            ["evaluation.slices[s].values", "different", "['feed', 'feed']"],
+        ),
         ('evaluation.slices=[{name="s", by="history", feature="surface"}]', ["evaluation.slices[s].feature"]),
         ('evaluation.slices=[{name="s", by="history", bounds=[5, 5]}]', ["evaluation.slices[s].bounds", "[5, 5]"]),
         ('evaluation.slices=[{name="s", by="history", bounds=[5]}]', ["evaluation.slices[s].labels", "2 different"]),
