@@ -12,6 +12,7 @@ from gr_core.config import Config, parse_config
 from gr_core.errors import UsageError
 from gr_core.lake import store
 from gr_core.lake.journal import Journal, NightRecord, nights
+from gr_core.lake.lineage import FULL_RETRAIN
 from gr_core.night import Night, resolve_root, run_stage
 from gr_core.stages import training
 from gr_core.stages.packing import pack_intact
@@ -73,11 +74,14 @@ def attribute(
 def newest_trained(config: Config, home: str) -> Night:
     """Return the newest finished night that trained, pinned as it was, with this config's settings.
 
+    An experiment or a full retrain is none: their packs are a night's, or lie in folders of windows.
+
     Raises:
         UsageError: There is none.
     """
     records = nights(Journal(store.join(home, "lake", "journal")).entries()).values()
-    trained = [record for record in records if record.is_finished and record.version is not None]
+    done = [record for record in records if record.is_finished and record.version is not None]
+    trained = [record for record in done if record.experiment is None and record.mode not in FULL_RETRAIN]
     if not trained:
         raise UsageError(
             f"{home} has no finished night that trained, so there is no pack to measure on; run `daybreak nightly` first",

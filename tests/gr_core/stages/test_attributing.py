@@ -13,6 +13,7 @@ import tests.tiny as tiny
 from flows.cli import main
 from gr_core.config import load_config
 from gr_core.errors import TrainingError, UsageError
+from gr_core.lake.journal import Journal, nights
 from gr_core.stages import attributing
 from gr_core.train.attribution import PARTS
 from tests.erased import FIRST, SECOND, conclude, snapshot
@@ -93,6 +94,23 @@ def test_a_pack_that_is_gone_is_named(world: tuple[Path, Path], tmp_path: Path) 
 
     with pytest.raises(UsageError, match="gone or damaged"):
         attributing.attribute(load_config(config), str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize(
+    "other", [{"mode": "full_retrain"}, {"experiment": "faster"}], ids=["full retrain", "experiment"]
+)
+def test_what_is_beside_nights_is_passed_over(world: tuple[Path, Path], tmp_path: Path, other: dict[str, str]) -> None:
+    """A full retrain or an experiment that finished later has no pack of its own night: the newest night's is measured."""
+    shutil.copytree(world[1], tmp_path / "home")
+    journal = Journal(str(tmp_path / "home" / "lake" / "journal"))
+    key, opened = f"{FIRST}+other", nights(journal.entries())[str(FIRST)].opened
+    journal.append("opened", key, {**opened, **other}, at_us=2)
+    made = {"version": 2, "checkpoint": "c", "watermark": {"commit": 1, "cutoff_us": 1}}
+    journal.append("registered", key, made, at_us=2)
+    journal.append("finished", key, {"state": "completed", "bound": None, "status": {}}, at_us=2)
+    assert nights(journal.entries())[key].is_finished
+
+    assert attributing.newest_trained(load_config(world[0]), str(tmp_path / "home")).key == str(FIRST)
 
 
 def test_the_childs_words_come_through(world: tuple[Path, Path]) -> None:
