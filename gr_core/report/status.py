@@ -240,7 +240,7 @@ def render_status(status: Mapping[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [table]
     for night in _explained(status["nights"]):
         reasons = [reason for reason in night["reasons"] if not _told(night, reason, findings)]
-        lines += [Text(f"{night['date']}: {'; '.join(reasons)}", "dim")] if reasons else []
+        lines += [Text(f"{_name(night)}: {'; '.join(reasons)}", "dim")] if reasons else []
     lines += [Text(_running(night), "cyan") for night in status["nights"] if night.get("running")]
     lines += [Text(line, "dim") for line in _scored(status["nights"])]
     return Group(*lines, *found)
@@ -292,11 +292,9 @@ def _cells(night: Mapping[str, Any], actions: Sequence[str]) -> list[RenderableT
     rows, seconds = night.get("rows") or {}, night.get("seconds") or {}
     counts = "/".join(f"{night.get(key) or 0:,}" for key in EVENT_KEYS[:3])
     state, gate = str(night.get("state", "")), str(night.get("gate", "none"))
-    kind = night.get("experiment") or ("full retrain" if night.get("mode") == retrained.MODE else None)
-    name = str(night.get("date", "")) + (f" ({kind})" if kind else "")
     metrics = [night.get("next_day", {}).get(action) or {} for action in actions]
     return [
-        name,
+        _name(night),
         Text(state, _STYLES.get(state, "")),
         Text(gate, _STYLES.get(gate, "dim")),
         _number(night.get("version")),
@@ -306,6 +304,12 @@ def _cells(night: Mapping[str, Any], actions: Sequence[str]) -> list[RenderableT
         *(f"{_fixed(values.get('auc'))} / {_fixed(values.get('ne'))}" for values in metrics),
         f"{sum(seconds.values()):.1f}",
     ]
+
+
+def _name(night: Mapping[str, Any]) -> str:
+    """Return what a line calls a night: its day, and whether it is an experiment or a full retrain."""
+    kind = night.get("experiment") or ("full retrain" if night.get("mode") == retrained.MODE else None)
+    return str(night.get("date", "")) + (f" ({kind})" if kind else "")
 
 
 def _number(value: int | None) -> str:

@@ -89,11 +89,9 @@ def _finished(entries: Sequence[Entry], day: Date | None) -> NightRecord:
     done = [record for record in nights(entries).values() if record.is_main and record.is_finished]
     found = [record for record in done if day is None or record.date == day.isoformat()]
     if not found:
-        newest = ", ".join(sorted(record.date for record in done)[-_SHOWN:]) or "none"
-        raise UsageError(
-            f"evaluate needs a finished night, and there is none of {day or 'any day'}; the newest are {newest}",
-            where="date",
-        )
+        newest = ", ".join(sorted(record.date for record in done)[-_SHOWN:])
+        remedy = f" of {day}; the newest are {newest}" if newest else " yet; run `daybreak nightly` first"
+        raise UsageError(f"evaluate needs a finished night, and there is none{remedy}", where="date")
     return max(found, key=lambda record: record.date)
 
 

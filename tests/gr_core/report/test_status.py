@@ -261,6 +261,17 @@ def test_an_embedded_worlds_champion_has_no_age(tmp_path: Path, config: str, age
     assert ("champion" in [one["where"] for one in status["findings"]]) == (age is not None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [({"mode": "full_retrain"}, "2025-06-06 (full retrain)"), ({"experiment": "faster"}, "2025-06-06 (faster)")],
+)
+def test_a_reason_says_what_it_is_about(kind: dict[str, str], name: str) -> None:
+    """A full retrain and an experiment have their night's date; the line with the reason tells them apart."""
+    night = {"date": "2025-06-06", "state": "completed", "gate": "held", "reasons": [HELD], **kind}
+
+    assert f"{name}: {HELD}" in shown({"champion": None, "findings": [], "nights": [night]})
+
+
 def test_the_table_takes_nights_without_figures():
     """A night that is only known to be running elsewhere is shown, not refused."""
     bare = {"champion": None, "findings": [], "nights": [{"date": "2025-06-01", "state": "running"}]}

@@ -172,7 +172,7 @@ def test_an_empty_home_has_no_champion(world: tuple[Path, Path, str], tmp_path: 
     for name in ("champion", "challenger"):
         with pytest.raises(UsageError, match="there is none yet"):
             reevaluating.find_model(str(tmp_path / "home"), journal.entries(), name)
-    with pytest.raises(UsageError, match="there is none of any day; the newest are none"):
+    with pytest.raises(UsageError, match="there is none yet; run `daybreak nightly` first"):
         reevaluating.evaluate_model(load_config(world[0]), str(tmp_path / "home"), "champion")
     assert not (tmp_path / "home").exists()
 
