@@ -175,6 +175,7 @@ def prepare_tools(home: str) -> str:
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # we also log outside flow runs
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # beside a server it would stand before the object of --json
         "GIT_PYTHON_REFRESH": "quiet",
         # Scoring shares the cores with training: spinning OpenMP threads cost it a factor of 14 (measured, 2 cores).
         "OMP_WAIT_POLICY": "passive",
