@@ -27,12 +27,18 @@ STAGES = (
 
 
 def run(
-    config: Path, home: Path, day: date, *overrides: str, stop_after: str = "finish", parent: int | None = None
+    config: Path,
+    home: Path,
+    day: date,
+    *overrides: str,
+    stop_after: str = "finish",
+    parent: int | None = None,
+    mode: str = "nightly",
 ) -> tuple[Night, dict[str, Any]]:
     """Open and run a night up to a stage; returns the night and every stage's result."""
     settings = load_config(config, list(overrides))
     ingesting.preflight(settings, str(home), day)
-    night = open_night(settings, str(home), day, at_us=1, parent_version=parent)
+    night = open_night(settings, str(home), day, at_us=1, parent_version=parent, mode=mode)
     done: dict[str, Any] = {}
     stages = STAGES[: STAGES.index(stop_after) + 1]
     for stage in stages:

@@ -151,35 +151,49 @@ def test_a_finished_night_changes_nothing(three_nights: tuple[Path, Path, list[d
 
 
 def test_a_retried_flow_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When register fails once, the flow's retry trains nothing again and logs one MLflow run (case A1)."""
+    """Register fails in the flow and in its retry: a Retry from the UI ends it; trained once, one MLflow run (case A1)."""
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+    from prefect.states import AwaitingRetry, Pending
+
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     trained: list[Path] = []
     real_training, real_register = training.run_training, MlflowStore.register
-    failures = iter([RuntimeError("registry is away")])
+    failures = iter([RuntimeError("registry is away")] * 2)
     files: list[dict[Path, int]] = []
 
     def counted(run: Path, *arguments: Any, **named: Any) -> None:
         trained.append(run)
         real_training(run, *arguments, **named)
 
-    def register_that_fails_once(*arguments: Any, **named: Any) -> int:
+    def register_that_fails_twice(*arguments: Any, **named: Any) -> int:
         files.append({path: path.stat().st_mtime_ns for path in (home / "nights").glob("*/checkpoint-*/*")})
         for error in failures:
             raise error
         return real_register(*arguments, **named)
 
     monkeypatch.setattr(training, "run_training", counted)
-    monkeypatch.setattr(MlflowStore, "register", register_that_fails_once)
+    monkeypatch.setattr(MlflowStore, "register", register_that_fails_twice)
 
-    state = nightly.with_options(retries=1)(config=str(config), date=tiny.FIRST_DAY, home=str(home), return_state=True)
-    night = state.result()
+    flow = nightly.with_options(retries=1)
+    parameters = {"config": str(config), "home": str(home), "date": tiny.FIRST_DAY}
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(flow, parameters=parameters, state=Pending())
+    with pytest.raises(RuntimeError, match="registry is away"):
+        run_flow(flow, flow_run=run, parameters=parameters)
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run.id).state.is_failed()
+        client.set_flow_run_state(run.id, AwaitingRetry(), force=True)  # what the button does
+        again = client.read_flow_run(run.id)
+    night = run_flow(flow, flow_run=again, parameters=parameters)
 
-    assert state.is_completed()
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(run.id).state.is_completed()
     assert len(trained) == 1
-    assert files[0] == files[1]
+    assert files[0] == files[1] == files[2]
     assert night["state"] == "completed"
-    assert night["attempts"] == 2
+    assert night["attempts"] == 3
     assert [found.info.status for found in mlflow_runs(home, "train")] == ["FINISHED"]
     entries = Journal(str(home / "lake" / "journal")).entries()
     assert [entry.kind for entry in entries].count("registered") == 1

@@ -136,6 +136,27 @@ def test_a_user_forgotten_first_never_comes_in(poisoned: tuple[Path, Path, Path]
     assert holders(home, HIM) == []
 
 
+def test_a_backfill_of_an_old_day_brings_nobody_back(
+    poisoned: tuple[Path, Path, Path], poisoned_home: Path, tmp_path: Path
+) -> None:
+    """Case E11: forgotten, then a day of a month ago is backfilled, which has him: counted, and in no file of the home."""
+    config, old = poisoned[0], FIRST - timedelta(days=30)
+    write_day(tmp_path / "raw", old)
+    forget(config, poisoned_home)
+
+    night, done = run(
+        config, poisoned_home, old, f"source.root={tmp_path / 'raw'}", stop_after="evaluate", mode="backfill"
+    )
+
+    raw = pl.read_parquet(tmp_path / "raw" / "log" / f"date={old}" / "*.parquet")
+    rows = done["ingest"]["rows"]
+    assert (night.mode, night.parent) == ("backfill", None)
+    assert rows["forgotten"] == raw.filter(pl.col("uid") == HIM).height > 0
+    assert rows["committed"] > 0
+    assert done["train"]["digest"]
+    assert holders(poisoned_home, HIM) == []
+
+
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Capture every line at every level."""
