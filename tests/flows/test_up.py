@@ -243,8 +243,9 @@ def _submit(page: Page, up: Up, before: str) -> str:
             page.get_by_role("button", name="Submit").click()
         patience = time.monotonic() + 10
         while time.monotonic() < patience:
-            runs = [run["id"] for run in up.prefect("/flow_runs/filter", {}) if run["deployment_id"]]
-            if new := [run for run in runs if run != before]:
+            runs = up.prefect("/flow_runs/filter", {})  # those that the schedule will start among them
+            by_hand = [run["id"] for run in runs if run["deployment_id"] and not run["auto_scheduled"]]
+            if new := [run for run in by_hand if run != before]:
                 return str(new[0])
             page.wait_for_timeout(200)
     raise AssertionError(f"no run came of {page.url}")
