@@ -12,19 +12,16 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.crashes import on_record
-from flows.nightly import RUNNER, now_us, run_stages, run_to_packs
+from flows.nightly import RUNNER, carry_out, now_us, run_stages, run_to_packs
 from flows.runners import Runner
 from flows.scheduling import scheduled_day
-from flows.stopping import give_up
 from flows.watching import watched
-from gr_core import experiments, progress
+from gr_core import experiments
 from gr_core.config import Config, load_config
 from gr_core.environment import home_uri, prepare_tools
 from gr_core.lake.lock import night_lock
 from gr_core.night import night_key
-from gr_core.stages import aliases, ingesting, outcome, tidying
-from tasks.artifacts import publish_night
-from tasks.page import publish_page
+from gr_core.stages import aliases, ingesting, outcome
 
 logger = logging.getLogger("gr_core.flows")
 
@@ -108,15 +105,10 @@ def run_experiment(
     night, own = experiments.open_experiment(
         settings, home, day, name, plain=plain, at_us=now_us(), parent_version=parent
     )
-    try:
+
+    def stages() -> dict[str, Any]:
         if not night.finished:
             run_to_packs(night, runner)
-        status = run_stages(own, runner)
-    except BaseException as error:
-        give_up(own, error)
-        raise
-    publish_night(status, status.get("mlflow"))
-    publish_page(own, run=status.get("mlflow"))
-    tidying.tidy(own)
-    progress.clear(home, own.key)
-    return outcome.finished(home, own.key) or status
+        return run_stages(own, runner)
+
+    return carry_out(own, stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date as Date
 from datetime import datetime
@@ -139,16 +140,21 @@ def run_night(
     night = open_night(settings, home, day, at_us=now_us(), mode=mode, parent_version=parent, force=force)
     if done is not None:
         return done | {"forced": repeat_stage(night)}
+    return carry_out(night, lambda: run_stages(night, runner))
+
+
+def carry_out(night: Night, stages: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run an open night's or experiment's stages, publish what came of them, and tidy up; a failure is told to the journal."""
     try:
-        status = run_stages(night, runner)
+        status = stages()
     except BaseException as error:
         give_up(night, error)
         raise
     publish_night(status, status.get("mlflow"))
     publish_page(night, run=status.get("mlflow"))
     tidying.tidy(night)
-    progress.clear(home, night.key)
-    return outcome.finished(home, night.key) or status
+    progress.clear(night.home, night.key)
+    return outcome.finished(night.home, night.key) or status
 
 
 def run_to_packs(night: Night, runner: Runner) -> dict[str, Any]:

@@ -43,9 +43,8 @@ def gate(
         champion (`slices.measure`, each row with role and model).
     """
     config = night.settings
-    journal = night.journal
     # An earlier decision of this unfinished night is being made again: it does not judge itself.
-    entries = [e for e in journal.entries() if e.kind != "decided" or e.night != night.key]
+    entries = [e for e in night.journal.entries() if e.kind != "decided" or e.night != night.key]
     standing = champion(entries)
     holdout = rivals.Holdout(pack=pack, words=words, ingested=ingested, buckets=buckets)
     rolled_back = held_for_lineage(entries, night.parent.version if night.parent else None)
@@ -64,41 +63,56 @@ def gate(
         registered = score_registered(night, version["version"], trained, holdout)
         challenger = registered.scored
         others = rivals.score_all(night, standing, challenger, holdout)
-        data_ok = all(found["level"] != "hold" for found in identity["findings"])
-        rival = others.champion
+        rival, data_ok = others.champion, all(found["level"] != "hold" for found in identity["findings"])
         parts = slicing.of(night, pack, challenger)
         decision = gates.held(decide(night, trained, challenger, others, standing, data_ok=data_ok), rolled_back)
         names, supervised = config.source.action_names, config.source.supervised_mask
-        bit = names.index(config.gate.action)
+        measured, bit = (challenger.labels, challenger.label_known, challenger.logits), names.index(config.gate.action)
         decision = vetoes.with_vetoes(decision, rival, challenger, parts, config.gate, bit=bit, seed=night.seed)
         decision = _with_troubles(decision, [*registered.troubles, *others.troubles])
-        sliced = slicing.named(slices.measure(challenger, parts, names, supervised), "holdout", version["version"])
-        if rival is not None and standing is not None and rival.digest == challenger.digest:
-            sliced += slicing.named(slices.measure(rival, parts, names, supervised), "holdout", standing.version)
         return {
             "gate": "promoted" if decision.promote else "held",
             "reasons": [*decision.reasons, *(found["message"] for found in identity["findings"])],
             "figures": decision.figures | registered.figures | {"full_retrain": identity["full_retrain"]},
-            "holdout": metrics.evaluate(
-                challenger.labels, challenger.label_known, challenger.logits, names, supervised
-            ),
+            "holdout": metrics.evaluate(*measured, names, supervised),
             "champion": standing.version if standing else None,
-            "slices": sliced,
+            "slices": _sliced(config, parts, (challenger, version["version"]), (rival, standing)),
         }
 
     result = run_stage(night, "gate", identity, work)
     evaluating.discard_scores(trained)
+    _write_decision(night, version["version"], result)
+    return result
+
+
+def _sliced(
+    config: Config,
+    parts: list[slices.Slicing],
+    challenger: tuple[scoring.Scored, int],
+    rival: tuple[scoring.Scored | None, Champion | None],
+) -> list[dict[str, Any]]:
+    """Return the slices of the challenger, and of the champion where it was scored on the same rows."""
+    names, supervised = config.source.action_names, config.source.supervised_mask
+    scored, standing = rival
+    models = [challenger]
+    if scored is not None and standing is not None and scored.digest == challenger[0].digest:
+        models.append((scored, standing.version))
+    measured = (slicing.named(slices.measure(one, parts, names, supervised), "holdout", v) for one, v in models)
+    return [row for rows in measured for row in rows]
+
+
+def _write_decision(night: Night, version: int, result: dict[str, Any]) -> None:
+    """Append the decision to the journal, unless its newest one on this night is the same."""
     payload = {
         "decision": "promote" if result["gate"] == "promoted" else "hold",
         "reasons": result["reasons"],
-        "version": version["version"],
+        "version": version,
         "previous": result["champion"],
         "figures": result["figures"],
     }
-    own = [e.payload for e in journal.entries() if e.kind == "decided" and e.night == night.key]
+    own = [e.payload for e in night.journal.entries() if e.kind == "decided" and e.night == night.key]
     if not own or any(own[-1][key] != payload[key] for key in ("decision", "version")):
-        journal.append("decided", night.key, payload, at_us=night.at_us)
-    return result
+        night.journal.append("decided", night.key, payload, at_us=night.at_us)
 
 
 def decide(

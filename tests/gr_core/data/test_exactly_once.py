@@ -65,37 +65,33 @@ retrains = st.none() | st.tuples(st.integers(1, 4), st.integers(0, 8), st.intege
 nights = st.lists(st.tuples(st.integers(0, 8), files, st.integers(0, 20), windows, retrains), min_size=1, max_size=8)
 
 
-@settings(max_examples=120, deadline=None)
-@given(nights=nights, constant=windows)
-def test_due_once_on_every_lineage_and_new_once_over_nights(
-    nights: list[tuple[int, list[tuple[int, int]], int, tuple[int, ...], tuple[int, int, int] | None]],
-    constant: tuple[int, ...],
-) -> None:
-    """Random days (backfills between), parents (rejections, rollbacks), late events, windows that change, full retrains."""
-    rows: list[tuple[int, int, int, int]] = []
-    checkpoints: list[Checkpoint | None] = [None]
-    finished: list[Bound] = []
-    once_new: set[tuple[int, int]] = set()
+@dataclass
+class Home:
+    """A lake with its nights: what was delivered, trained and new so far."""
 
-    def read() -> pl.DataFrame:
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    checkpoints: list[Checkpoint | None] = field(default_factory=lambda: [None])
+    finished: list[Bound] = field(default_factory=list)
+    once_new: set[tuple[int, int]] = field(default_factory=set)
+
+    def read(self) -> pl.DataFrame:
+        """Return the event table."""
         schema = {"event_id": pl.Int64, "commit": pl.Int64, "shown_at": pl.Int64, "known": pl.Int32}
-        table = pl.DataFrame(rows, schema=schema, orient="row")
+        table = pl.DataFrame(self.rows, schema=schema, orient="row")
         return table.with_columns(pl.col("shown_at").cast(pl.Datetime("us", "UTC")))
 
-    def retrain(commit: int, days: int, through: int, windows: tuple[int, ...]) -> Checkpoint:
+    def retrain(self, commit: int, days: int, through: int, windows: tuple[int, ...]) -> Checkpoint:
         """Train windows from no parent over all commits up to one, as `gr_core.retrain.next_window` bounds them."""
-        made, table = None, read()
+        made = None
         first, last = date(1970, 1, 1), date(1970, 1, 1) + timedelta(days=through)
         for end in window_ends(first, last, days):
-            made = stretch(table, made, commit, (end - first).days, windows)
+            made = self.stretch(made, commit, (end - first).days, windows)
         assert made is not None
         return made
 
-    def stretch(
-        table: pl.DataFrame, before: Checkpoint | None, commit: int, day: int, windows: tuple[int, ...]
-    ) -> Checkpoint:
+    def stretch(self, before: Checkpoint | None, commit: int, day: int, windows: tuple[int, ...]) -> Checkpoint:
         """Train one window, or catch up with the nights since."""
-        at = before.bound if before else None
+        table, at = self.read(), before.bound if before else None
         cutoff = max((day + 1) * DAY * US, at.cutoff_us if at else 0)
         now = make_bound(config(windows), commit, cutoff, commit, at)
         due = pairs(table, due_mask(now, at, NAMES, SUPERVISED))
@@ -105,8 +101,9 @@ def test_due_once_on_every_lineage_and_new_once_over_nights(
         assert not pairs(table, new_mask(now, [now], NAMES, SUPERVISED)), "new, in a full retrain"
         return Checkpoint(now, seen | due)
 
-    def run(commit: int, day: int, choice: int, windows: tuple[int, ...]) -> None:
-        parent = checkpoints[choice % len(checkpoints)]
+    def night(self, commit: int, day: int, choice: int, windows: tuple[int, ...]) -> None:
+        """Run a night, unless its bound lies behind its parent's."""
+        parent = self.checkpoints[choice % len(self.checkpoints)]
         watermark = parent.bound if parent else None
         cutoff = (day + 1) * DAY * US
         now = make_bound(config(windows), commit, cutoff, commit, watermark)
@@ -115,36 +112,46 @@ def test_due_once_on_every_lineage_and_new_once_over_nights(
                 check_not_behind(now, parent.bound)
             except BoundError:
                 return
-        table = read()
+        table = self.read()
         due = pairs(table, due_mask(now, watermark, NAMES, SUPERVISED))
-        new = pairs(table, new_mask(now, finished, NAMES, SUPERVISED))
+        new = pairs(table, new_mask(now, self.finished, NAMES, SUPERVISED))
         seen = parent.seen if parent else set()
 
         assert not due & seen, "due twice on a lineage"
-        assert not new & once_new, "new twice"
+        assert not new & self.once_new, "new twice"
         inside = pairs(table, due_mask(now, None, NAMES, SUPERVISED))
         assert inside == due | seen, "inside the bound, but never due"
         assert pairs(table, replayable(now, watermark)) == seen, "replayed, but never due on the lineage, or due now"
 
-        once_new.update(new)
-        finished.append(now)
-        checkpoints.append(Checkpoint(now, seen | due))
+        self.once_new.update(new)
+        self.finished.append(now)
+        self.checkpoints.append(Checkpoint(now, seen | due))
 
+
+@settings(max_examples=120, deadline=None)
+@given(nights=nights, constant=windows)
+def test_due_once_on_every_lineage_and_new_once_over_nights(
+    nights: list[tuple[int, list[tuple[int, int]], int, tuple[int, ...], tuple[int, int, int] | None]],
+    constant: tuple[int, ...],
+) -> None:
+    """Random days (backfills between), parents (rejections, rollbacks), late events, windows that change, full retrains."""
+    home = Home()
     under_way: list[tuple[int, Checkpoint]] = []
     for commit, (day, file, choice, windows, anew) in enumerate(nights, 1):
-        rows += [(len(rows) + i, commit, second * US, known) for i, (second, known) in enumerate(file)]
-        run(commit, day, choice, windows)
+        home.rows += [(len(home.rows) + i, commit, second * US, known) for i, (second, known) in enumerate(file)]
+        home.night(commit, day, choice, windows)
         if anew is not None:
-            under_way.append((commit + anew[2], retrain(commit, anew[0], anew[1], windows)))
+            under_way.append((commit + anew[2], home.retrain(commit, anew[0], anew[1], windows)))
+        newest = max(night[0] for night in nights[:commit])
         for lineage in [one for one in under_way if one[0] <= commit]:
             under_way.remove(lineage)
-            checkpoints.append(stretch(read(), lineage[1], commit, max(night[0] for night in nights[:commit]), windows))
-    checkpoints += [lineage for _, lineage in under_way]
+            home.checkpoints.append(home.stretch(lineage[1], commit, newest, windows))
+    home.checkpoints += [lineage for _, lineage in under_way]
     # Long after, every lineage has seen everything, and everything was new.
-    for choice in range(len(checkpoints)):
-        run(len(nights), 40, choice, constant)
-        last = checkpoints[-1]
+    for choice in range(len(home.checkpoints)):
+        home.night(len(nights), 40, choice, constant)
+        last = home.checkpoints[-1]
         assert last is not None
-        total = {(event, bit) for event, _, _, known in rows for bit in range(3) if known >> bit & 1}
+        total = {(event, bit) for event, _, _, known in home.rows for bit in range(3) if known >> bit & 1}
         assert total == last.seen
-    assert total == once_new
+    assert total == home.once_new

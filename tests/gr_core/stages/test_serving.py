@@ -16,6 +16,7 @@ import pytest
 import tests.tiny as tiny
 from flows.cli import main
 from gr_core.config import load_config
+from gr_core.environment import artifact_root, tracking_uri
 from gr_core.errors import DataContractError, DaybreakError, FormatError, UsageError
 from gr_core.eval.scoring import Scored
 from gr_core.lake import store
@@ -244,7 +245,7 @@ def test_files_and_models_that_cannot_be_are_refused(world: World, tmp_path: Pat
 
 def test_aliases_are_the_journals_and_a_persons_own(world: World, tmp_path: Path) -> None:
     """champion, previous and challenger come from the journal, whatever MLflow says; other aliases from MLflow."""
-    registry = MlflowStore(f"sqlite:///{world.home}/mlflow.db", str(world.home / "mlartifacts"), "tiny")
+    registry = MlflowStore(tracking_uri(str(world.home)), artifact_root(str(world.home)), "tiny")
     was = registry.aliases()
     registry.set_alias("shadow", 1)
     registry.set_alias("champion", None)
