@@ -20,6 +20,7 @@ from flows.hosting import Record, Server, ServerError
 from gr_core import environment
 from gr_core.config import Config
 from gr_core.errors import UsageError
+from gr_core.registry import database
 
 HOST = "127.0.0.1"
 READY_SECONDS = 300.0  # the longest wait for each part; a machine with nothing else to do takes 10
@@ -138,9 +139,10 @@ def _start(asked: argparse.Namespace, settings: Config, home: str, folder: Path)
 
     try:
         servers = [
-            begin("prefect", "-m", "prefect", "server", "start", "--host", HOST, "--port", str(asked.prefect_port)),
-            begin("mlflow", *_mlflow_words(home, asked.mlflow_port)),
+            begin("prefect", "-m", "prefect", "server", "start", "--host", HOST, "--port", str(asked.prefect_port))
         ]
+        database.make(environment.own_database(home), environment.artifact_root(home))
+        servers.append(begin("mlflow", *_mlflow_words(home, asked.mlflow_port)))
         hosting.wait_until(lambda: _answers(about), servers, "Prefect and MLflow answer", READY_SECONDS)
         from flows import deploying
 
@@ -166,11 +168,17 @@ def _mlflow_words(home: str, port: int) -> list[str]:
     Artifacts are not sent through the server: an experiment keeps one location for good, and nights of this home run
     without the server too.
     """
-    database = f"sqlite:///{environment.state_directory(home)}/mlflow.db"
     root = environment.artifact_root(home)
     location = root if root.startswith("s3://") else Path(root).as_uri()
     words = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
-    return [*words, "--backend-store-uri", database, "--default-artifact-root", location, "--no-serve-artifacts"]
+    return [
+        *words,
+        "--backend-store-uri",
+        environment.own_database(home),
+        "--default-artifact-root",
+        location,
+        "--no-serve-artifacts",
+    ]
 
 
 def _deploy(file: Path, variables: Mapping[str, str]) -> None:

@@ -107,7 +107,12 @@ def without_secrets(text: str) -> str:
 
 def tracking_uri(home: str) -> str:
     """Return MLflow's tracking URI: MLFLOW_TRACKING_URI, else one SQLite file in the home's local state (case B6)."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_directory(home)}/mlflow.db"
+    return os.environ.get("MLFLOW_TRACKING_URI") or own_database(home)
+
+
+def own_database(home: str) -> str:
+    """Return the URI of the home's own SQLite file for MLflow."""
+    return f"sqlite:///{state_directory(home)}/mlflow.db"
 
 
 _SERVERS = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")

@@ -32,7 +32,7 @@ BARE = (
 )
 ADAPTERS = {
     "prefect": ("flows/", "tasks/"),
-    "mlflow": ("gr_core/registry/mlflow_store.py",),
+    "mlflow": ("gr_core/registry/mlflow_store.py", "gr_core/registry/database.py"),
     "deltalake": ("gr_core/lake/events/", "gr_core/lake/journal.py"),
     "s3fs": ("gr_core/lake/",),
     "polars": ("gr_core/lake/", "gr_core/data/", "gr_core/eval/", "gr_core/report/", "gr_core/stages/"),

@@ -16,9 +16,7 @@ import logging
 import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,7 +24,7 @@ from urllib.parse import urlsplit
 from gr_core.errors import StoreUnavailable, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
-from gr_core.registry import artifacts, packaging, relocating, signature
+from gr_core.registry import artifacts, database, packaging, relocating, signature
 from gr_core.registry.base import (
     DATA,
     PREFIX,
@@ -38,6 +36,7 @@ from gr_core.registry.base import (
     repair_aliases,
     version_of,
 )
+from gr_core.registry.database import quiet
 from gr_core.registry.recorded import MAX_CHARACTERS as _MAX_VALUE
 from gr_core.registry.recorded import run_name
 
@@ -62,6 +61,7 @@ class MlflowStore:
 
     Raises:
         StoreUnavailable: The server did not answer.
+        FormatError: The SQLite file is not a database.
     """
 
     def __init__(self, tracking_uri: str, artifact_root: str, name: str) -> None:
@@ -70,10 +70,9 @@ class MlflowStore:
         self.tracking_uri = tracking_uri
         self._is_server = tracking_uri.startswith(("http://", "https://"))
         self.model = f"daybreak-{name}"
-        if tracking_uri.startswith("sqlite:///"):
-            Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         relocating.follow(tracking_uri, artifact_root, self.model)
-        with _quiet():
+        with quiet():
+            database.make(tracking_uri, artifact_root)
             self._client: MlflowClient = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
             self._experiment = self._open_experiment(artifact_root)
 
@@ -240,7 +239,7 @@ class MlflowStore:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 built = Path(folder) / "model"
-                with _quiet():
+                with quiet():
                     _build(built, checkpoint, state, run=run, model_id=model.model_id)
                 with store.answering(model.artifact_location):
                     self._client.log_model_artifacts(model.model_id, str(built))
@@ -347,15 +346,6 @@ class MlflowStore:
     def model_uri(self, version: int) -> str:
         """Return what mlflow.pyfunc.load_model takes, with this store's tracking URI set."""
         return f"models:/{self.model}/{version}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep MLflow's own affairs from people: what SQLAlchemy and pandas deprecate in it, and its own type hints."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", message=r"(?s).*(noload|inferred as AnyType)")
-        yield
 
 
 def _night(run: Run) -> str:

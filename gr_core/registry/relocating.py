@@ -13,9 +13,10 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gr_core.registry.database import SQLITE
+
 logger = logging.getLogger(__name__)
 
-_SQLITE = "sqlite:///"
 _COLUMNS = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),
@@ -35,8 +36,8 @@ def follow(tracking_uri: str, artifact_root: str, experiment: str) -> str | None
     Returns:
         Where the artifacts were; None where nothing had to be changed.
     """
-    database = Path(tracking_uri.removeprefix(_SQLITE)).absolute()
-    if not tracking_uri.startswith(_SQLITE) or urlsplit(artifact_root).scheme or not database.exists():
+    database = Path(tracking_uri.removeprefix(SQLITE)).absolute()
+    if not tracking_uri.startswith(SQLITE) or urlsplit(artifact_root).scheme or not database.exists():
         return None
     root = Path(artifact_root).absolute()
     if database.parent != root.parent:
