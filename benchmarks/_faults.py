@@ -31,7 +31,7 @@ from gr_core.stages import moving
 ROOT = Path(__file__).parent.parent
 SECONDS = 600  # that one night may take before it counts as hanging
 _APART = ("seconds", "attempts", "mlflow", "checkpoints")  # of a night's object: how it came about
-_STAGES = ("ingest", "sequences", "vocabulary", "encode", "pack", "train", "evaluate", "register", "gate")
+STAGES = ("ingest", "sequences", "vocabulary", "encode", "pack", "train", "evaluate", "register", "gate")
 _REUSED = re.compile(
     r"\b(ingest|sequences|vocabulary|encode|pack|train|evaluate|register|gate)\b[^:\n]*: already done, reused"
 )
@@ -123,6 +123,22 @@ def at_moment(moment: float) -> Callable[[subprocess.Popen[bytes]], None]:
     return kill
 
 
+def in_stage(
+    home: Path, key: str, num_buckets: int, stage: str, moment: float
+) -> Callable[[subprocess.Popen[bytes]], None]:
+    """Kill the whole group so many seconds after the night in this home came to a stage."""
+
+    def kill(night: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while night.poll() is None and time.monotonic() < deadline:
+            if stage_hit(home, key, num_buckets) == stage:
+                at_moment(moment)(night)
+                return
+            time.sleep(0.05)
+
+    return kill
+
+
 def training_child(moment: float) -> Callable[[subprocess.Popen[bytes]], None]:
     """Kill the training child alone, so many seconds after it came up."""
 
@@ -162,7 +178,7 @@ def stage_hit(home: Path, key: str, num_buckets: int) -> str:
         return "after finish"
     there = [path.stem for path in (home / "nights" / key / "manifests").glob("*.json")]
     wanted = {"sequences": num_buckets, "encode": num_buckets, "pack": 3}
-    for stage in _STAGES:
+    for stage in STAGES:
         if sum(name.partition("-")[0] == stage for name in there) < wanted.get(stage, 1):
             return stage
     return "finish"
