@@ -168,8 +168,7 @@ def _mlflow_words(home: str, port: int) -> list[str]:
     Artifacts are not sent through the server: an experiment keeps one location for good, and nights of this home run
     without the server too.
     """
-    root = environment.artifact_root(home)
-    location = root if root.startswith("s3://") else Path(root).as_uri()
+    location = database.location(environment.artifact_root(home))
     words = ["-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     return [
         *words,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from gr_core.registry import database
 
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
@@ -31,3 +36,22 @@ ROOT = Path(__file__).parent.parent
 def root() -> Path:
     """Return the repository's root."""
     return ROOT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make MLflow's empty database once, by its fifty migrations, and copy it into every home made in this process."""
+    real, kept = database.build, tmp_path_factory.mktemp("database") / "made.db"
+
+    def build(folder: Path, artifact_root: str) -> Path:
+        if not kept.exists():
+            shutil.copyfile(real(folder, "/none"), kept)
+        made = Path(shutil.copyfile(kept, folder / "copy.db"))
+        location = f"{database.location(artifact_root)}/0"
+        with contextlib.closing(sqlite3.connect(made)) as connection, connection:
+            connection.execute("UPDATE experiments SET artifact_location = ?", (location,))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "build", build)
+        yield

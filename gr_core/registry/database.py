@@ -57,7 +57,7 @@ def make(tracking_uri: str, artifact_root: str) -> None:
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix=building, dir=file.parent) as folder:
             with quiet():
-                made = _built(Path(folder), artifact_root)
+                made = build(Path(folder), artifact_root)
             if file.exists():
                 kept = file.with_name(f"{file.name}.unfinished")
                 os.replace(file, kept)
@@ -94,14 +94,18 @@ def _is_finished(file: Path) -> bool:
             ) from error
 
 
-def _built(folder: Path, artifact_root: str) -> Path:
-    """Return a new database's only file."""
+def location(artifact_root: str) -> str:
+    """Return a folder of artifacts as MLflow stores it: a URI."""
+    return artifact_root if urlsplit(artifact_root).scheme else Path(artifact_root).absolute().as_uri()
+
+
+def build(folder: Path, artifact_root: str) -> Path:
+    """Make an empty database in a folder; return its only file."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     path = folder / "building.db"
-    where = Path(artifact_root).absolute().as_uri() if not urlsplit(artifact_root).scheme else artifact_root
     opened: Any = SqlAlchemyStore  # it has no type hints
-    store = opened(f"{SQLITE}{path}", where)  # makes the tables, then the Default experiment
+    store = opened(f"{SQLITE}{path}", location(artifact_root))  # makes the tables, then the Default experiment
     store.engine.dispose()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM INTO ?", (str(folder / "made.db"),))  # one file, no journal beside it

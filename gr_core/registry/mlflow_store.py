@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from gr_core.errors import StoreUnavailable, UsageError
 from gr_core.hashing import fingerprint
@@ -83,10 +82,7 @@ class MlflowStore:
             found = self._client.get_experiment_by_name(self.model)
             if found is not None:
                 return str(found.experiment_id)
-            location = None
-            if not self._is_server:
-                is_path = not urlsplit(artifact_root).scheme
-                location = Path(artifact_root).absolute().as_uri() if is_path else artifact_root
+            location = None if self._is_server else database.location(artifact_root)
             return str(self._client.create_experiment(self.model, artifact_location=location))
         except MlflowException as error:
             if error.error_code == "RESOURCE_ALREADY_EXISTS":  # another process was faster

@@ -23,6 +23,7 @@ from gr_core.registry import database
 from gr_core.registry.mlflow_store import MlflowStore
 from tests.stand import until
 
+real_build = database.build  # tests copy what it made once: tests/conftest.py
 MAKE = "import sys; from gr_core.registry import database; database.make(sys.argv[1], sys.argv[2])"
 
 
@@ -35,7 +36,9 @@ def tables(file: Path) -> set[str]:
     return set()
 
 
-def test_a_process_killed_while_it_makes_the_database_leaves_nothing_in_its_place(tmp_path: Path) -> None:
+def test_a_process_killed_while_it_makes_the_database_leaves_nothing_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After kill -9 among the migrations the file is not there, and the next one makes it, without leftovers."""
     file, root = tmp_path / "mlflow.db", tmp_path / "mlartifacts"
     maker = subprocess.Popen([sys.executable, "-c", MAKE, f"sqlite:///{file}", str(root)])
@@ -46,6 +49,7 @@ def test_a_process_killed_while_it_makes_the_database_leaves_nothing_in_its_plac
     maker.wait()
     assert not file.exists()
 
+    monkeypatch.setattr(database, "build", real_build)
     MlflowStore(f"sqlite:///{file}", str(root), "x")
     found = MlflowClient(f"sqlite:///{file}").get_experiment("0")
     assert found.artifact_location == f"{root.as_uri()}/0"  # not the working directory's (B6)
