@@ -1,4 +1,4 @@
-"""The faults benchmark with two kills on a tiny feed, without Prefect; and that it sees what is not as it was."""
+"""The faults benchmark with a kill on a tiny feed, without Prefect; and that it sees what is not as it was."""
 
 from __future__ import annotations
 
@@ -51,20 +51,37 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> faults.Stand:
     )
 
 
-def test_nights_killed_at_random_end_as_the_undisturbed_one(stand: faults.Stand) -> None:
-    """Two kills of the whole process group, then the same command: same champion, counts, metrics and checkpoint."""
-    report = Report()
+def test_a_night_killed_in_training_ends_as_the_undisturbed_one(stand: faults.Stand) -> None:
+    """A kill of the whole process group, then the same command: same champion, counts, metrics and checkpoint."""
+    trial = faults.disturb(stand, "stages", 4, "train")
 
-    faults.measure(report, stand, ["kills"], 2, seed=4)
-
-    assert report.missed() == []
-    assert report.figures["kills/nights_as_undisturbed"].value == 2
-    trials = report.conditions["trials"]
-    assert len({tuple(one["moments"]) for one in trials}) == 2
-    assert all(0 <= one["moments"][0] <= stand.seconds for one in trials)
+    assert (trial.hit, trial.differs, trial.status) == (["train"], [], 0)
+    assert {"ingest", "pack"} <= set(trial.taken_up)
     assert stand.calm["checkpoint"] == stand.calm["digest"]
     assert stand.calm["kinds"] == ["decided", "finished"]
     assert [status for _, status in stand.calm["runs"]] == ["FINISHED"] * 6
+
+
+def test_every_trial_counts(stand: faults.Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure a kind, one trial a stage, seeds that differ; one night that is not as the undisturbed one misses the goal."""
+    asked: list[tuple[str, int, str]] = []
+
+    def disturb(_: faults.Stand, kind: str, seed: int, stage: str = "") -> _faults.Trial:
+        asked.append((kind, seed, stage))
+        return _faults.Trial(kind=kind, seed=seed, differs=["digest"] if (kind, seed) == ("twice", 7) else [])
+
+    monkeypatch.setattr(faults, "disturb", disturb)
+    report = Report()
+    for kind in ("kills", "twice", "stages"):
+        faults.measure(report, stand, [kind], 8, 7)
+
+    assert asked[:10] == [*(("kills", 7 + n, "") for n in range(8)), ("twice", 7, ""), ("twice", 8, "")]
+    assert [stage for *_, stage in asked[10:]] == list(_faults.STAGES)
+    assert {name: figure.value for name, figure in report.figures.items()} == {
+        f"{kind}/nights_as_undisturbed": number for kind, number in (("kills", 8), ("twice", 1), ("stages", 9))
+    }
+    assert report.missed() == ["twice/nights_as_undisturbed"]
+    assert len(report.conditions["trials"]) == 19
     assert faults.table_of([]).columns[3].header == "hit"
 
 

@@ -1,4 +1,4 @@
-"""One Prefect server for all flow tests, in a temporary folder; registered models are scored in the test's own process."""
+"""One Prefect server for all flow tests, in a temporary folder; nights of the test's own process train and score in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.beside import score_here
+from tests.beside import score_here, train_here
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +19,12 @@ def prefect_server() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def scored_here() -> Iterator[None]:
-    """Let the gates of nights that run in this process score here: five seconds a night less (see stages/test_served)."""
+def here() -> Iterator[None]:
+    """Train and score here, where a night runs in this process: eight seconds a night less.
+
+    Children are tested in gr_core/stages, and in all flow tests whose nights are processes of their own.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        train_here(patch)
         score_here(patch)
         yield

@@ -27,7 +27,6 @@ from gr_core.errors import DataContractError, DaybreakError, UsageError
 from gr_core.lake.journal import Journal, champion, nights
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import outcome
-from tests.beside import train_here
 
 pytestmark = [
     pytest.mark.prefect,
@@ -128,13 +127,11 @@ def ran(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         poison(tiny.write_day(folder / "raw", day, rows=ROWS), really=day == DAYS[3])
     same: dict[str, Any] = {"config": str(config), "home": str(home)}
     where = ("--config", str(config), "--home", str(home))
-    with pytest.MonkeyPatch.context() as patch:
-        train_here(patch)
-        found = backfill(days=[DAYS[2], DAYS[0]], **same)["nights"]
-        found += backfill(start=DAYS[1], end=DAYS[2], **same)["nights"]
-        found.append(nightly(date=DAYS[3], overrides=["gate.margin=0", "train.dense_learning_rate=0.04"], **same))
-        assert main(["promote", "4", "--reason", "looks right", *where]) == 0
-        found.append(nightly(date=DAYS[4], overrides=["next_night.min_positives=20"], **same))
+    found = backfill(days=[DAYS[2], DAYS[0]], **same)["nights"]
+    found += backfill(start=DAYS[1], end=DAYS[2], **same)["nights"]
+    found.append(nightly(date=DAYS[3], overrides=["gate.margin=0", "train.dense_learning_rate=0.04"], **same))
+    assert main(["promote", "4", "--reason", "looks right", *where]) == 0
+    found.append(nightly(date=DAYS[4], overrides=["next_night.min_positives=20"], **same))
     return config, home, {Date.fromisoformat(night["date"]): night for night in found}
 
 

@@ -21,7 +21,6 @@ from gr_core.lake.journal import Journal, NightRecord, champion, nights
 from gr_core.lake.lineage import Lineage
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import training
-from tests.beside import train_here
 from tests.flows.test_nightly import artifacts_of, flow_runs, mlflow_runs
 
 pytestmark = [
@@ -71,7 +70,6 @@ def shifted(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> d
 
     ran: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        train_here(patch)
         patch.setattr(retrains, "prepare", prepare)
         while len(ran) + len(beside) < NIGHTS and not (beside and ran[-1]["date"] > beside[0]["date"]):
             ran.append(night(len(ran) + len(beside) + 1))
