@@ -26,6 +26,7 @@ from gr_core.lake.entries import window_folder
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, nights, versions
 from gr_core.lake.lineage import Lineage
+from gr_core.lake.manifests import read_or_warn
 from gr_core.lake.moved import rebased
 from gr_core.lake.predecessors import start_of
 from gr_core.lake.pruned import refuse_night, refuse_version
@@ -309,16 +310,6 @@ def check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
     refuse_full_retrain(trained_with(entries, parent.version), config.resolved())
 
 
-def _manifest(uri: str) -> dict[str, Any] | None:
-    """Return a manifest; None where it is absent or damaged, so that the stage is done again."""
-    try:
-        manifest = store.read_json(uri)
-    except (FileNotFoundError, ValueError):
-        return None
-    whole = isinstance(manifest, dict) and {"fingerprint", "result"} <= manifest.keys()
-    return manifest if whole else None
-
-
 def stage_fingerprint(name: str, identity: Any) -> str:
     """Return the fingerprint of a stage's output: its name, its format, and whatever the result depends on."""
     return fingerprint({"stage": name, "format": STAGE_FORMAT[name], "identity": identity})
@@ -365,10 +356,15 @@ def run_stage(
     if places and night.beside is not None and name in SHARED:
         places.append(store.join(night.home, "nights", night.beside, "manifests", uri.rpartition("/")[2]))
     stands = night.finished and night.force != name
-    for manifest in filter(None, (rebased(_manifest(place), night.home) for place in places)):
-        if stands or (manifest["fingerprint"] == wanted and intact(manifest["result"])):
-            logger.info("%s%s: already done, reused", name, f" {part}" if part else "")
+    said = f"{name} {part}".rstrip()
+    otherwise = "the stage has no result any more" if stands else f"{said} is done again"
+    for manifest in filter(None, (rebased(read_or_warn(place, otherwise), night.home) for place in places)):
+        same = manifest["fingerprint"] == wanted
+        if stands or (same and intact(manifest["result"])):
+            logger.info("%s: already done, reused", said)
             return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
+        if same:
+            logger.warning("%s: its output is missing or damaged; it is made again", said)
     if stands:
         raise UsageError(_nothing_to_repeat(night, name), where=name)
     # The work replaces the output: the old manifest must not outlive it (a kill in between would pair them wrongly).

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from gr_core.errors import CommitConflict, UsageError
+from gr_core.errors import CommitConflict, FormatError, UsageError
 from gr_core.formats import JOURNAL_FORMAT, check_format
-from gr_core.lake import store
+from gr_core.lake import deltalog, store
 from gr_core.lake.entries import (
     KINDS,
     Attempt,
@@ -93,6 +93,8 @@ _MAX_ATTEMPTS = 100
 # Commits between checkpoints of Delta's log (its own default: 100): each read asks for every log file since the last.
 _CHECKPOINT = "24"
 
+_UNTOUCHED = "the event table, checkpoints and models are untouched"
+
 _MAX_KNOWN = 4 * _MAX_FILES
 _known: dict[str, bytes] = {}
 
@@ -124,12 +126,13 @@ class Journal:
         """Return all entries in order; an empty list, and nothing written, where there is no table.
 
         Raises:
+            FormatError: A file of the journal is damaged or missing, or another release's; it is named.
             ConfigError: Credentials, rights or the bucket of an object store.
             StoreUnavailable: The object store did not answer.
         """
         with store.answering(self.uri):
             table = self._load()
-            return [] if table is None else self._placed(_read(table))
+            return [] if table is None else self._placed(self._read(table))
 
     def append(
         self, kind: str, night: str, payload: Mapping[str, Any], *, at_us: int, expect: int | None = None
@@ -148,6 +151,7 @@ class Journal:
 
         Raises:
             UsageError: Unknown kind or empty night.
+            FormatError: A file of the journal is damaged or missing, or another release's; it is named.
             JournalMoved: With `expect`, the journal has moved on; nothing is written.
             CommitConflict: Without `expect`, other writers won every attempt.
             ConfigError: Credentials, rights or the bucket of an object store.
@@ -185,7 +189,13 @@ class Journal:
         try:
             table = DeltaTable(self._table_uri, storage_options=self._options)
         except TableNotFoundError:
+            deltalog.refuse_lost_log(self.uri, "journal", untouched=_UNTOUCHED)
             return None
+        except DeltaError as error:
+            if store.named(self.uri, error) is not None:
+                raise
+            raise deltalog.unreadable(self.uri, "journal", error, untouched=_UNTOUCHED) from error
+        deltalog.refuse_empty_entry(self.uri, table.version(), "journal", untouched=_UNTOUCHED)
         # journals of the first releases do not say it
         told = json.loads(table.metadata().description or "{}").get("format", 1)
         check_format("journal", self.uri, told, JOURNAL_FORMAT, "use the release that wrote it, or a new home")
@@ -224,7 +234,27 @@ class Journal:
         if store.is_local(self.uri):
             return False
         table = self._load()
-        return table is not None and entry in _read(table)
+        return table is not None and entry in self._read(table)
+
+    def _read(self, table: DeltaTable) -> list[Entry]:
+        """Read all entries; their numbers run from 1 without a gap, or the log has lost one."""
+        files = [store.delta_file(uri) for uri in table.file_uris()]
+        try:
+            contents = _contents(files)
+        except FileNotFoundError as error:
+            gone = next((file for file in files if not store.exists(file)), self.uri)
+            raise deltalog.damaged_data(gone, "journal", error, untouched=_UNTOUCHED) from error
+        rows = [row for file, content in zip(files, contents, strict=True) for row in _rows(file, content)]
+        rows.sort(key=lambda row: row["seq"])
+        found, newest = [row["seq"] for row in rows], table.transaction_version(APP) or 0
+        lost = sorted(set(range(1, newest + 1)) - set(found))
+        if lost:
+            raise FormatError(
+                f"the journal {self.uri} has lost its entries {lost} of {newest}: files of its _delta_log were emptied or "
+                f"replaced; restore _delta_log from a backup ({_UNTOUCHED}), or start a new home with --home",
+                where=self.uri,
+            )
+        return [Entry(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
 
     def _compact(self, table: DeltaTable, seq: int) -> None:
         """Merge the small files now and then; contents and order stay, and losing a race is no loss."""
@@ -237,16 +267,12 @@ class Journal:
             logger.info("journal %s not compacted this time: %s", self.uri, store.named(self.uri, error) or error)
 
 
-def _read(table: DeltaTable) -> list[Entry]:
-    files = [store.delta_file(uri) for uri in table.file_uris()]
-    rows = [row for content in _contents(files) for row in _rows(content)]
-    rows.sort(key=lambda row: row["seq"])
-    return [Entry(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
-
-
-def _rows(content: bytes) -> list[dict[str, Any]]:
+def _rows(file: str, content: bytes) -> list[dict[str, Any]]:
     # Not to_pyarrow_table(): with many files its reader threads abort the interpreter at exit (deltalake 1.6.6).
-    rows: list[dict[str, Any]] = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False).to_pylist()
+    try:
+        rows: list[dict[str, Any]] = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise deltalog.damaged_data(file, "journal", error, untouched=_UNTOUCHED) from error
     return rows
 
 

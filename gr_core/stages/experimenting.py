@@ -10,7 +10,7 @@ from gr_core.config import Config
 from gr_core.errors import FormatError
 from gr_core.eval import metrics, pairing, scoring, slices
 from gr_core.experiments import changes, config_of, told
-from gr_core.lake import store
+from gr_core.lake import manifests, store
 from gr_core.lake.journal import nights
 from gr_core.lake.moved import rebased
 from gr_core.night import Night, run_stage
@@ -115,10 +115,8 @@ def _paired(
 def _of_night(night: Night, manifest: str) -> dict[str, Any]:
     """Return what a stage of the experiment's night recorded."""
     uri = store.join(night.home, "nights", str(night.beside), "manifests", f"{manifest}.json")
-    try:
-        return dict(rebased(store.read_json(uri), night.home)["result"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"night {night.beside} has no record of {manifest}", where=uri) from error
+    found = manifests.recorded(uri, f"night {night.beside} has no record of {manifest}")
+    return dict(rebased(found, night.home)["result"])
 
 
 def _said(config: Config, rival: _Rival | None, found: dict[str, pairing.Paired]) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from gr_core.config import AttentionConfig, Config, FeedConfig
 from gr_core.data import actions, checks, contract, due
-from gr_core.errors import FormatError
-from gr_core.lake import source, store, tombstones, userkey
+from gr_core.lake import manifests, source, store, tombstones, userkey
 from gr_core.lake.commits import Commit
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import bound_nights_ago, finished_bounds
@@ -212,14 +211,11 @@ def ingest(night: Night) -> dict[str, Any]:
 def _shared_ingestion(night: Night) -> dict[str, Any]:
     """Return the ingestion of the night that an experiment is set beside: a day has one, and both read the same rows."""
     uri = store.join(night.home, "nights", str(night.beside), "manifests", "ingest.json")
-    try:
-        manifest = store.read_json(uri)
-    except (FileNotFoundError, ValueError) as error:
-        raise FormatError(
-            f"night {night.beside} has no record of its ingestion, which experiment {night.experiment} reads; choose "
-            "another night",
-            where=uri,
-        ) from error
+    manifest = manifests.recorded(
+        uri,
+        f"night {night.beside} has no record of its ingestion, which experiment {night.experiment} reads; choose another "
+        "night",
+    )
     return {**manifest["result"], "fingerprint": manifest["fingerprint"], "reused": True}
 
 

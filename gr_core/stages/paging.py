@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gr_core.errors import UsageError
-from gr_core.lake import store
+from gr_core.lake import manifests, store
 from gr_core.lake.journal import Journal, nights
 from gr_core.night import Night
 from gr_core.report.nightly_page import STAGES, collect
@@ -54,11 +54,9 @@ def _results(folder: str) -> dict[str, Mapping[str, Any]]:
     """Return the results of a night's stages, by stage; those that are absent or damaged are left out."""
     found: dict[str, Mapping[str, Any]] = {}
     for stage in STAGES:
-        try:
-            manifest = store.read_json(store.join(folder, "manifests", f"{stage}.json"))
-        except (FileNotFoundError, ValueError):
-            continue
-        if isinstance(manifest, dict) and isinstance(manifest.get("result"), dict):
+        uri = store.join(folder, "manifests", f"{stage}.json")
+        manifest = manifests.read_or_warn(uri, f"the page is without {stage}")
+        if manifest is not None:
             found[stage] = manifest["result"]
     return found
 

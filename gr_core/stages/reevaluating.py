@@ -21,7 +21,7 @@ from gr_core.errors import DaybreakError, FormatError, UsageError
 from gr_core.eval import progressive
 from gr_core.eval.scoring import Scored
 from gr_core.hashing import is_holdout
-from gr_core.lake import store
+from gr_core.lake import manifests, store
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, NightRecord, challenger, champion, nights, previous, versions
 from gr_core.lake.moved import rebased
@@ -130,12 +130,10 @@ def _checkpoint(home: str, entries: Sequence[Entry], uri: str) -> Model:
             return Model.of(entries, entry.payload["version"])
     wanted = state["vocabulary"]["version"]
     for key in nights(entries):
-        try:
-            manifest = store.join(home, "nights", key, "manifests", "vocabulary.json")
-            words = rebased(store.read_json(manifest), home)["result"]
-        except (FileNotFoundError, ValueError, KeyError):
-            continue
-        if words["version"] == wanted:
+        place = store.join(home, "nights", key, "manifests", "vocabulary.json")
+        manifest = rebased(manifests.read_or_warn(place, f"night {key} is passed over"), home)
+        words = manifest["result"] if manifest is not None else {}
+        if words.get("version") == wanted:
             return Model(version=None, checkpoint=uri, vocabulary=words["uri"])
     raise UsageError(
         f"--model {uri} numbers its ids by vocabulary {wanted}, which no night in this home made; name --home of its own",

@@ -13,7 +13,7 @@ from typing import Any
 from gr_core.data import vocabulary
 from gr_core.errors import FormatError
 from gr_core.eval import scoring
-from gr_core.lake import store
+from gr_core.lake import manifests, store
 from gr_core.lake.entries import Entry
 from gr_core.lake.ledger import NightRecord
 from gr_core.lake.lineage import Lineage
@@ -68,11 +68,10 @@ def pinned(record: NightRecord, home: str) -> Night:
 def recorded(night: Night, stage: str, part: str = "") -> dict[str, Any]:
     """Return what a stage of the night recorded, whether or not the night finished; FormatError where it did not."""
     uri = night.uri(stage, "manifests", f"{stage}{'-' if part else ''}{part}.json")
-    try:
-        manifest = rebased(store.read_json(uri), night.home)
-        return {**manifest["result"], "fingerprint": manifest["fingerprint"]}
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"night {night.key} has no record of stage {stage} {part}".rstrip(), where=uri) from error
+    manifest = rebased(
+        manifests.recorded(uri, f"night {night.key} has no record of stage {stage} {part}".rstrip()), night.home
+    )
+    return {**manifest["result"], "fingerprint": manifest["fingerprint"]}
 
 
 def score(

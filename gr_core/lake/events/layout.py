@@ -7,6 +7,7 @@ rule out times and commits, those of row groups users.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 
 import polars as pl
@@ -15,8 +16,10 @@ from deltalake import DeltaTable
 
 from gr_core.config import Config
 from gr_core.data.batch import polars_schema
-from gr_core.lake import store
+from gr_core.lake import deltalog, store
 
+WHAT = "event table"
+UNTOUCHED = "the journal, checkpoints and models are untouched"
 TIME = pl.Datetime("us", "UTC")
 URI = "\x00uri"  # column that tells a row's file
 KEY = ("event_id", "commit")  # tells a row of the table
@@ -99,6 +102,31 @@ def scan(files: pl.DataFrame, config: Config, *, uris: bool = False) -> pl.LazyF
     if not parts:
         return pl.Schema({**schema, URI: pl.String()}).to_frame().select(names).lazy()
     return (pl.concat(parts) if len(parts) > 1 else parts[0]).select(names)
+
+
+def collect(rows: pl.LazyFrame, files: pl.DataFrame, *, streaming: bool = False) -> pl.DataFrame:
+    """Read what a scan of files wants of them.
+
+    Raises:
+        FormatError: One of the files is damaged or gone; it is named.
+        Whatever else Polars met, as it is.
+    """
+    try:
+        return rows.collect(engine="streaming" if streaming else "auto")
+    except (pl.exceptions.PolarsError, OSError) as error:
+        _refuse_damaged(files["uri"].to_list(), error)
+        raise
+
+
+def _refuse_damaged(uris: Iterable[str], error: Exception) -> None:
+    """Name the first file that is not there, or no whole Parquet file; an object store's trouble passes as it is."""
+    for uri in uris:
+        if store.named(uri, error) is not None:
+            return
+        try:
+            pl.read_parquet_schema(uri if store.is_local(uri) else io.BytesIO(store.read_bytes(uri)))
+        except (pl.exceptions.PolarsError, OSError) as found:
+            raise deltalog.damaged_data(uri, WHAT, found, untouched=UNTOUCHED) from error
 
 
 def read_file(uri: str, wanted: pl.Expr | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:

@@ -82,7 +82,7 @@ def under_any_user(files: pl.DataFrame, config: Config, keys: pl.DataFrame, newe
     for own in _shares(overlapping(files, spans)):
         rows = layout.scan(own, config, uris=True).filter(shown_in(spans))
         found = rows.select(*KEY, URI, mark).join(wanted, on=_HASH, how="inner").drop(_HASH)
-        yield _whole(own, config, found.collect(engine="streaming"))
+        yield _whole(own, config, layout.collect(found, own, streaming=True))
 
 
 def under_own_user(files: pl.DataFrame, config: Config, late: pl.DataFrame) -> pl.DataFrame:
@@ -103,7 +103,7 @@ def under_own_user(files: pl.DataFrame, config: Config, late: pl.DataFrame) -> p
     found = rows.select(*KEY, "user_id", URI).join(
         late.lazy().select("event_id", "user_id"), on=["event_id", "user_id"], how="semi"
     )
-    return _whole(own, config, found.drop("user_id").collect(engine="streaming"))
+    return _whole(own, config, layout.collect(found.drop("user_id"), own, streaming=True))
 
 
 def with_ids(files: pl.DataFrame, config: Config, ids: pl.Series, spans: Spans) -> pl.DataFrame:
@@ -111,7 +111,7 @@ def with_ids(files: pl.DataFrame, config: Config, ids: pl.Series, spans: Spans) 
     own = overlapping(files, spans)
     rows = layout.scan(own, config, uris=True).filter(shown_in(spans))
     found = rows.select(*KEY, URI).join(pl.LazyFrame({"event_id": ids}), on="event_id", how="semi")
-    return _whole(own, config, found.collect(engine="streaming"))
+    return _whole(own, config, layout.collect(found, own, streaming=True))
 
 
 def of_commits(files: pl.DataFrame, config: Config, numbers: list[int]) -> pl.DataFrame:
@@ -119,7 +119,7 @@ def of_commits(files: pl.DataFrame, config: Config, numbers: list[int]) -> pl.Da
     may = [layout.at_least("commit", number) & layout.at_most("commit", number) for number in numbers]
     own = files.filter(pl.any_horizontal(may)) if may else files.clear()
     rows = layout.scan(own, config, uris=True).filter(pl.col("commit").is_in(numbers))
-    return rows.select(*KEY, "user_id", "shown_at", URI).collect()
+    return layout.collect(rows.select(*KEY, "user_id", "shown_at", URI), own)
 
 
 def day_counts(
@@ -151,7 +151,7 @@ def day_counts(
     if not gone.is_empty():
         rows = rows.join(gone.lazy().select(KEY), on=list(KEY), how="anti")
     counted = rows.select("user_id", day).join(pairs, on=["user_id", "day"], how="semi")
-    return counted.group_by("user_id", "day").agg(pl.len().alias("count")).collect(engine="streaming")
+    return layout.collect(counted.group_by("user_id", "day").agg(pl.len().alias("count")), own, streaming=True)
 
 
 def matched(config: Config, events: pl.DataFrame, old: pl.DataFrame, newest_us: int) -> pl.DataFrame:
@@ -191,7 +191,7 @@ def _whole(files: pl.DataFrame, config: Config, found: pl.DataFrame) -> pl.DataF
         return found.clear().drop(URI).select(pl.exclude(types.names())).hstack(types.to_frame())
     own = files.filter(pl.col("uri").is_in(found[URI].unique().implode()))
     rows = layout.scan(own, config, uris=True)
-    return rows.join(found.lazy().drop(URI).unique(), on=list(KEY), how="inner").collect()
+    return layout.collect(rows.join(found.lazy().drop(URI).unique(), on=list(KEY), how="inner"), own)
 
 
 def _of_users(files: pl.DataFrame, users: pl.Series) -> pl.DataFrame:

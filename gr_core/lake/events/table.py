@@ -258,7 +258,7 @@ class EventTable(Versions):
         hidden = tombstones.load(self.lake)
         hides = not hidden.buckets.isdisjoint(files["bucket"])
         asked = names if not hides or "user_id" in names else [*names, "user_id"]
-        frame = layout.scan(files, self.config).filter(*wanted).select(asked).collect()
+        frame = layout.collect(layout.scan(files, self.config).filter(*wanted).select(asked), files)
         if hides:
             frame = frame.filter(~hidden.hides(frame["user_id"])).select(names)
         order = [name for name in layout.ORDER if name in names]

@@ -18,7 +18,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from gr_core.config import Config
 from gr_core.errors import ConfigError, FormatError, StoreUnavailable
 from gr_core.formats import check_format
-from gr_core.lake import pending, quarantine, store
+from gr_core.lake import deltalog, pending, quarantine, store
 from gr_core.lake.commits import COMMIT_KEY, INGEST, Commit
 from gr_core.lake.events import books, erasure, layout
 from gr_core.schema import EVENT_FORMAT, event_schema
@@ -157,13 +157,11 @@ class Versions:
             with store.answering(self.uri):
                 table = DeltaTable(self._table_uri, version=version, storage_options=self._options)
         except TableNotFoundError:
+            deltalog.refuse_lost_log(self.uri, layout.WHAT, untouched=layout.UNTOUCHED)
             return None
         except DeltaError as error:
-            if version is not None:
-                raise FormatError(
-                    f"{self.uri}: version {version} of the event table cannot be read: {error}", where=self.uri
-                ) from error
-            raise
+            raise self._unreadable(version, error) from error
+        deltalog.refuse_empty_entry(self.uri, int(table.version()), layout.WHAT, untouched=layout.UNTOUCHED)
         told = json.loads(table.metadata().description or "{}")
         remedy = "use the release that wrote it, or a new home"
         check_format("event table", self.uri, told.get("format"), EVENT_FORMAT, remedy)
@@ -174,6 +172,17 @@ class Versions:
                 where="lake",
             )
         return table
+
+    def _unreadable(self, version: int | None, error: DeltaError) -> FormatError:
+        """Return what keeps a version from being opened: a damaged file of the log, else that there is no such version."""
+        newest = deltalog.newest_commit(self.uri)
+        if version is not None and version > newest:
+            return FormatError(
+                f"{self.uri} has no version {version} of the event table, its newest is {newest}; restore the table from "
+                "the same backup as the journal",
+                where=self.uri,
+            )
+        return deltalog.unreadable(self.uri, layout.WHAT, error, untouched=layout.UNTOUCHED)
 
     def _create(self) -> DeltaTable:
         """Open the table, making it where there is none; the version it is made at holds no commit of ours.
@@ -220,9 +229,17 @@ class Versions:
 
 def _commit_info(uri: str, version: int) -> dict[str, Any]:
     """Return what one Delta version's own log entry tells of itself: a read of one small file, at any age."""
-    content = store.read_bytes(store.join(uri, "_delta_log", f"{version:020d}.json"))
-    actions = (json.loads(line) for line in content.splitlines() if line.startswith(b'{"commitInfo"'))
-    return dict(next((action["commitInfo"] for action in actions), {}))
+    why = "it tells nothing of its commit"
+    try:
+        content = store.read_bytes(store.join(uri, deltalog.LOG, deltalog.commit_name(version)))
+        actions = [json.loads(line) for line in content.splitlines() if line.startswith(b'{"commitInfo"')]
+        if actions:
+            return dict(actions[0]["commitInfo"])
+    except FileNotFoundError:
+        why = "it is missing"
+    except ValueError as error:
+        why = f"it is damaged: {error}"
+    raise deltalog.damaged_entry(uri, version, layout.WHAT, why, untouched=layout.UNTOUCHED)
 
 
 def _lake_identity(config: Config) -> dict[str, Any]:

@@ -54,12 +54,14 @@ def test_a_page_lies_in_the_nights_folder_and_is_written_again(night: Night, tmp
     assert again == page_of(paging.write(str(home), DAY))
 
 
-def test_damaged_manifests_are_left_out(night: Night) -> None:
-    """Half a file, or one of another shape, costs its figures and not the page."""
+def test_damaged_manifests_are_left_out(night: Night, caplog: pytest.LogCaptureFixture) -> None:
+    """Half a file, or one of another shape, costs its figures and not the page, and is named."""
     store.write_bytes(night.uri("ingest", "manifests", "ingest.json"), b'{"result": {"rea')
     store.write_json(night.uri("gate", "manifests", "gate.json"), [1, 2])
 
     assert "No result was left by: ingest, train, evaluate, gate." in page_of(paging.write(night.home, DAY))
+    assert "ingest.json is damaged" in caplog.text
+    assert "gate.json is damaged: it has no fingerprint and result of a stage; the page is without gate" in caplog.text
 
 
 def test_a_name_that_no_encoding_has_is_written_all_the_same(night: Night) -> None:

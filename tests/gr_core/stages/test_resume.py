@@ -84,8 +84,10 @@ def test_a_killed_redo_leaves_no_manifest_that_names_other_files(
 
 
 @pytest.mark.parametrize("what", ["manifest", "pack", "sequences", "vocabulary"])
-def test_damaged_outputs_of_an_unfinished_night_are_made_again(tmp_path: Path, what: str) -> None:
-    """A truncated manifest, pack, sequence or vocabulary file is noticed and redone, to the same result."""
+def test_damaged_outputs_of_an_unfinished_night_are_made_again(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A truncated manifest, pack, sequence or vocabulary file is noticed, told and redone, to the same result."""
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     _, first = run(config, home, DAY, stop_after="pack")
@@ -97,12 +99,21 @@ def test_damaged_outputs_of_an_unfinished_night_are_made_again(tmp_path: Path, w
         "vocabulary": next(folder.glob("vocabulary-*/item_id.arrow")),
     }
     victims[what].write_bytes(victims[what].read_bytes()[:-40])
+    caplog.clear()
 
     _, again = run(config, home, DAY, stop_after="pack")
 
     for role in sequencing.ROLES:
         assert again["pack"][role]["digest"] == first["pack"][role]["digest"]
     assert again["ingest"]["bound"] == first["ingest"]["bound"]
+    warned = [one.getMessage() for one in caplog.records if one.name == "gr_core.night" and one.levelname == "WARNING"]
+    told = {
+        "manifest": f"{victims[what]} is damaged: ",
+        "pack": "pack train: its output is missing or damaged; it is made again",
+        "sequences": "sequences 00000: its output is missing or damaged; it is made again",
+        "vocabulary": "vocabulary: its output is missing or damaged; it is made again",
+    }
+    assert [one.startswith(told[what]) for one in warned] == [True]
 
 
 def test_a_damaged_parent_is_never_trained_on(tmp_path: Path) -> None:
