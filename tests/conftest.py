@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import shutil
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gr_core.registry import database
+from tests import databases
 
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
@@ -39,19 +38,11 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make MLflow's empty database once, by its fifty migrations, and copy it into every home made in this process."""
-    real, kept = database.build, tmp_path_factory.mktemp("database") / "made.db"
-
-    def build(folder: Path, artifact_root: str) -> Path:
-        if not kept.exists():
-            shutil.copyfile(real(folder, "/none"), kept)
-        made = Path(shutil.copyfile(kept, folder / "copy.db"))
-        location = f"{database.location(artifact_root)}/0"
-        with contextlib.closing(sqlite3.connect(made)) as connection, connection:
-            connection.execute("UPDATE experiments SET artifact_location = ?", (location,))
-        return made
-
+def empty_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep a place for the empty databases of tests.databases, and copy MLflow's into every home made in this process."""
+    base = tmp_path_factory.getbasetemp()
+    kept = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # all workers of one run share it
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "build", build)
+        patch.setenv(databases.VARIABLE, str(kept / "databases"))
+        patch.setattr(database, "build", databases.mlflow)
         yield

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import databases
+
 ROOT = Path(__file__).parent.parent
 PATIENCE = 200.0  # seconds; a busy machine takes a minute for what takes an idle one five seconds
 
@@ -57,6 +59,7 @@ class Stand:
             "PYTHONPATH": str(ROOT),
             **settings,
         }
+        databases.prefect(folder / "prefect")
         self._started: list[subprocess.Popen[bytes]] = []
 
     def prefect(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests import databases
 from tests.beside import score_here, train_here
 
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """Start Prefect's ephemeral server on a temporary database, once."""
-    from prefect.testing.utilities import prefect_test_harness
+    from prefect.testing import utilities
 
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+    def seeded() -> str:
+        folder = Path(tempfile.mkdtemp())  # the harness removes it
+        databases.prefect(folder).rename(folder / "prefect-test.db")  # what the harness calls it
+        return str(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", seeded)
+        with utilities.prefect_test_harness(server_startup_timeout=120):
+            yield
 
 
 @pytest.fixture(scope="module", autouse=True)

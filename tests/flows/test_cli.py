@@ -25,7 +25,7 @@ from flows.cli import main
 from gr_core.errors import DataContractError
 from gr_core.lake.journal import Journal, nights
 from gr_core.lake.lock import night_lock
-from tests import plain
+from tests import databases, plain
 from tests.stand import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -158,6 +158,8 @@ def start(config: Path, home: Path, day: str) -> subprocess.Popen[str]:
     """Start `daybreak nightly` as its own process; what it logs is in `log_of`."""
     words = ["-m", "flows.cli", "nightly", "--config", str(config), "--home", str(home), "--date", day, "--json"]
     variables = {key: value for key, value in os.environ.items() if key != "PREFECT_HOME"}  # its own: below the home
+    if not (home / "prefect").exists():
+        databases.prefect(home / "prefect")
     with log_of(home).open("a") as log:
         return subprocess.Popen(
             [sys.executable, *words],

@@ -55,7 +55,7 @@ def contended(shards, evaluations):
 made = contended(int(sys.argv[2]), int(sys.argv[3]))
 deadline = time.monotonic() + 120
 with get_client(sync_client=True) as client:  # the server writes the states of tasks after the tasks
-    while len(ran := client.read_task_runs()) < sum(map(len, made)) or not all(run.state.is_completed() for run in ran):
+    while len(ran := client.read_task_runs()) < sum(map(len, made)) or not all(run.state and run.state.is_completed() for run in ran):
         assert time.monotonic() < deadline, [run.state for run in ran]
         time.sleep(1)
 print(made)
