@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any
@@ -23,6 +23,8 @@ from gr_core.lake import store
 PIECE = 1024  # rows that are read and scored at a time
 SUFFIXES = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 REQUIRED = ("shown_at", "candidates")
+PLAIN = ("request_id", "user_id", "shown_at", "history", "candidates")
+ENTRY = ("item_id", "shown_at", "visible_at", "actions", "known")
 EARLIEST_US, LATEST_US = 946_684_800_000_000, 9_223_372_035_000_000  # 2000 to 2262, as the contract of raw rows has it
 
 Numbered = tuple[int, dict[str, Any]]
@@ -100,6 +102,10 @@ class RequestFile:
                 f"{self.uri} has no column {missing[0]}; it has {file.schema_arrow.names}",
                 where=f"{self.uri}:{missing[0]}",
             )
+        twice = _repeated(file.schema_arrow)
+        if twice is not None:
+            where = f"{self.uri}:{twice}"
+            raise DataContractError(f"{self.uri} has column {twice} twice; give it once", where=where)
         try:
             for batch in file.iter_batches(batch_size=PIECE, use_threads=False):
                 yield list(enumerate(batch.to_pylist(), row + 1))
@@ -129,7 +135,9 @@ class RequestFile:
 
     def _parsed(self, line: str, row: int) -> dict[str, Any]:
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=_once)
+        except _Twice as error:
+            raise bad_row(self.uri, row, str(error), "is given twice; give one value") from error
         except (ValueError, RecursionError) as error:
             raise bad_row(self.uri, row, "*", f"is no JSON ({error}); write one object a line") from error
         if not isinstance(value, dict):
@@ -137,7 +145,28 @@ class RequestFile:
         return value
 
 
-def check(uri: str, row: int, request: Mapping[str, Any], item_features: Sequence[str]) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """What a model reads of a request; any other column would be passed over, such as a misspelt feature."""
+
+    request: frozenset[str]
+    candidate: frozenset[str]
+    """Keys of a candidate that is a struct."""
+    entry: frozenset[str]
+    """Keys of an entry of the history."""
+
+    @classmethod
+    def of(cls, item_features: Sequence[str], context_features: Sequence[str]) -> Columns:
+        """Return the columns of a model with these features, item_id among the first."""
+        sides = [f"candidate_{name}" for name in item_features if name != "item_id"]
+        return cls(
+            request=frozenset([*PLAIN, *sides, *context_features]),
+            candidate=frozenset(["item_id", *item_features]),
+            entry=frozenset([*ENTRY, *item_features]),
+        )
+
+
+def check(uri: str, row: int, request: Mapping[str, Any], item_features: Sequence[str], columns: Columns) -> None:
     """Refuse a request that cannot be scored.
 
     Args:
@@ -145,10 +174,12 @@ def check(uri: str, row: int, request: Mapping[str, Any], item_features: Sequenc
         row: Its number there.
         request: Its values.
         item_features: The model's item features, item_id among them.
+        columns: All that the model reads.
 
     Raises:
         DataContractError: Names file, row and column, and what the value must be.
     """
+    _check_known(uri, row, "", request, columns.request)
     trouble = _moment(request.get("shown_at"))
     if trouble is not None:
         raise bad_row(uri, row, "shown_at", f"{trouble}; give the time (UTC) at which the candidates are shown")
@@ -161,6 +192,8 @@ def check(uri: str, row: int, request: Mapping[str, Any], item_features: Sequenc
     for place, one in enumerate(candidates):
         if not _is_id(one.get("item_id") if isinstance(one, dict) else one):
             raise bad_row(uri, row, f"candidates[{place}]", f"must be an item id, text or integer, got {_shown(one)}")
+        if isinstance(one, dict):
+            _check_known(uri, row, f"candidates[{place}].", one, columns.candidate)
     for name in item_features:
         given = request.get(f"candidate_{name}")
         if given is not None and (not isinstance(given, list) or len(given) != len(candidates)):
@@ -172,6 +205,14 @@ def check(uri: str, row: int, request: Mapping[str, Any], item_features: Sequenc
         raise bad_row(uri, row, "history", f"must be a list of structs, or null, got {_shown(history)}")
     for place, one in enumerate(history or []):
         _check_entry(uri, row, f"history[{place}]", one)
+        _check_known(uri, row, f"history[{place}].", one, columns.entry)
+
+
+def _check_known(uri: str, row: int, where: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+    unknown = given.keys() - known
+    if unknown:
+        what = f"is nothing that this model reads; remove it or mend its spelling: it reads {', '.join(sorted(known))}"
+        raise bad_row(uri, row, where + min(unknown), what)
 
 
 def _check_entry(uri: str, row: int, where: str, entry: Any) -> None:
@@ -213,6 +254,35 @@ def _moment(value: Any) -> str | None:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class _Twice(Exception):
+    """A key that an object of a JSON line has more than once."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a JSON line; _Twice where a key is repeated, of which a dict would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _repeated(fields: Iterable[pa.Field]) -> str | None:
+    """Return the dotted name of a column, or of a field of its structs, that stands there twice; None where none does."""
+    seen: set[str] = set()
+    for field in fields:
+        if field.name in seen:
+            return str(field.name)
+        seen.add(field.name)
+        kind = field.type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        inner = _repeated(kind.field(n) for n in range(kind.num_fields)) if pa.types.is_struct(kind) else None
+        if inner is not None:
+            return f"{field.name}.{inner}"
+    return None
 
 
 class ScoreWriter:

@@ -84,7 +84,7 @@ def score(
 
     Raises:
         UsageError: No such version or file, or a suffix that names no form.
-        DataContractError: A row that cannot be scored, with file, row and column; nothing is written.
+        DataContractError: A row that cannot be scored, or a column that the model does not read or that is repeated, with file, row and column; nothing is written.
         FormatError: The version's checkpoint is gone or damaged.
         ConfigError: The config's lake is not the home's, or the key of a pseudonymised source is missing or another.
     """
@@ -101,13 +101,14 @@ def score(
             where="model",
         ) from error
     lake = Recall(config, home, scorer)
+    columns = requests.Columns.of(scorer.item_features, scorer.context_features)
 
     def write(stream: IO[bytes]) -> int:
         names = [f"scores_{action}" for action in scorer.actions]
         writer, total, rows = requests.ScoreWriter(stream, form, names, asked.id_type()), asked.total(), 0
         for piece in asked.pieces():
             for row, one in piece:
-                requests.check(source, row, one, scorer.item_features)
+                requests.check(source, row, one, scorer.item_features, columns)
             found = _scored(scorer, source, piece, lake.complete([one for _, one in piece]))
             try:
                 writer.write([one.get("request_id") for _, one in piece], found)

@@ -175,6 +175,13 @@ BAD = [
     ({"history": "none"}, "history", "must be a list"),
     ({"history": [{"visible_at": 1}]}, "history[0].item_id", "must be an item id"),
     ({"history": [{"item_id": 1}]}, "history[0].visible_at", "is missing"),
+    ({"candidate_knid": ["1", "1", "1"]}, "candidate_knid", "is nothing that this model reads; remove it or mend"),
+    ({"candidates": [{"item_id": 1, "knid": 2}]}, "candidates[0].knid", "it reads item_id, kind"),
+    (
+        {"history": [{"item_id": 1, "visible_at": 1_748_822_400_000_000, "knid": 1}]},
+        "history[0].knid",
+        "it reads actions, item_id, kind, known, shown_at, visible_at",
+    ),
     (
         {"history": [{"item_id": 1, "visible_at": 1_748_822_400_000_000, "actions": -1}]},
         "history[0].actions",
@@ -206,9 +213,11 @@ def test_a_bad_row_is_named_and_nothing_is_written(
     [
         (b'{"shown_at": 1, "candidates": []}\n{"half', "row 2, column *: is no JSON"),
         (b"[1]\n", "row 1"),
+        (b'{"shown_at": 1, "candidates": [], "shown_at": 2}', "row 1, column shown_at: is given twice; give one value"),
+        (b'{"candidates": [{"item_id": 1, "item_id": 2}]}', "row 1, column item_id: is given twice"),
         (b"\xff\n", "UTF-8"),
     ],
-    ids=["half a line", "no object", "not UTF-8"],
+    ids=["half a line", "no object", "a key twice", "an inner key twice", "not UTF-8"],
 )
 def test_lines_that_are_no_requests_are_named(world: World, tmp_path: Path, content: bytes, said: str) -> None:
     """Broken JSON lines name their row."""
@@ -223,6 +232,11 @@ def test_files_and_models_that_cannot_be_are_refused(world: World, tmp_path: Pat
     good = write(tmp_path / "in.parquet", world.requests[:2])
     (tmp_path / "broken.parquet").write_bytes(good.read_bytes()[:-30])
     pq.write_table(pa.table({"shown_at": [1]}), tmp_path / "short.parquet")
+    twice = pa.table([[1], [["5"]], [2]], names=["shown_at", "candidates", "shown_at"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    entry = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["item_id", "item_id"])
+    nested = pa.table({"shown_at": [1], "candidates": pa.ListArray.from_arrays([0, 1], entry)})
+    pq.write_table(nested, tmp_path / "nested.parquet")
     (tmp_path / "folder.jsonl").mkdir()
     out = tmp_path / "out.jsonl"
     cases: list[tuple[str, Path, Path, type[DaybreakError], str]] = [
@@ -234,6 +248,8 @@ def test_files_and_models_that_cannot_be_are_refused(world: World, tmp_path: Pat
         ("1", good, tmp_path / "no" / "out.jsonl", UsageError, "no folder"),
         ("1", tmp_path / "broken.parquet", out, DataContractError, "no readable Parquet"),
         ("1", tmp_path / "short.parquet", out, DataContractError, "no column candidates"),
+        ("1", tmp_path / "twice.parquet", out, DataContractError, "has column shown_at twice"),
+        ("1", tmp_path / "nested.parquet", out, DataContractError, r"has column candidates\.item_id twice"),
         ("9", good, out, UsageError, "--model 9 is no registered version"),
         ("shadow", good, out, UsageError, "no alias"),
     ]
