@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gr_core.section import Section
 
@@ -20,3 +20,12 @@ class AlertsConfig(Section):
     """What is told: a night failed; the gate held its challenger; the champion is stale; `nightly.ready_by` will be missed."""
     stale_champion_days: int = Field(default=2, ge=1, le=3650)
     """A champion whose day lies more than so many days back is stale."""
+
+    @model_validator(mode="after")
+    def _told_something(self) -> Self:
+        if self.block is not None and not self.on:
+            raise ValueError(
+                f"alerts.on = [] tells alerts.block = {self.block!r} nothing; list what it is told, such as "
+                'alerts.on = ["failed"], or leave alerts.block out'
+            )
+        return self

@@ -6,7 +6,8 @@ the dotted name, the rule, the value and the remedy. The descriptions below feed
 
 from __future__ import annotations
 
-import re
+import datetime as dt
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,11 @@ from gr_core.alerts_config import AlertsConfig
 from gr_core.drift_config import DriftConfig
 from gr_core.errors import ConfigError
 from gr_core.evaluation_config import EvaluationConfig, SliceConfig
+from gr_core.gate_config import GateConfig, check_tail
 from gr_core.hashing import fingerprint
 from gr_core.model.settings import AttentionConfig, ModelConfig
 from gr_core.next_night_config import NextNightConfig
+from gr_core.nightly_config import NightlyConfig
 from gr_core.prune_config import PruneConfig
 from gr_core.section import CENTURY_DAYS, Days, Section, Seed
 from gr_core.source_config import (
@@ -147,59 +150,6 @@ class PackConfig(Section):
         return tokens
 
 
-class GateConfig(Section):
-    """When a challenger is promoted."""
-
-    action: str = "click"
-    """Action whose NE decides."""
-    nights: int = Field(default=3, ge=1)
-    """Holdout events that came due in the last this many nights."""
-    margin: float = Field(default=0.01, ge=0)
-    """Relative NE increase that must be ruled out."""
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """One-sided confidence of the bound, by paired bootstrap over users."""
-    min_positives: int = Field(default=200, ge=1)
-    """Fewer positives than this are insufficient data."""
-    calibration: tuple[float, float] = (0.8, 1.25)
-    """Allowed band of sum of probabilities over sum of labels."""
-    insufficient_data: Literal["hold", "promote_if_sane"] = "hold"
-    """promote_if_sane: promote when calibrated and NE < 1."""
-    cumulative_margin: float = Field(default=0.03, ge=0)
-    """Relative NE increase against the last full retrain (the lineage's root) that must be ruled out, with the same
-    confidence and on the same rows: small losses, each within the margin, may not add up."""
-    num_resamples: int = Field(default=1000, ge=100, le=10**6)
-    """Bootstrap resamples."""
-    slice_margin: float = Field(default=0.05, ge=0)
-    """Relative NE increase of a slice beyond which, shown with `confidence`, it holds the challenger (evaluation.slices)."""
-    slice_min_positives: int = Field(default=200, ge=1)
-    """A slice with fewer positives than this holds nobody."""
-
-    @field_validator("calibration")
-    @classmethod
-    def _band(cls, band: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < band[0] < band[1]:
-            raise ValueError("must be [low, high] with 0 < low < high, such as [0.8, 1.25]")
-        return band
-
-
-class NightlyConfig(Section):
-    """Operation of the nightly run."""
-
-    ready_by: str | None = None
-    """Local time HH:MM by which the night should be done."""
-    catch_up_days: int = Field(default=7, ge=0, le=366)
-    """A scheduled night first runs the nights of at most so many days before its own that have none, oldest first."""
-    stage_timeout_seconds: int = Field(default=3600, ge=1, le=CENTURY_DAYS * 86_400)
-    """A stage that runs longer is stopped and retried."""
-
-    @field_validator("ready_by")
-    @classmethod
-    def _clock(cls, time: str | None) -> str | None:
-        if time is not None and not re.fullmatch(r"([01][0-9]|2[0-3]):[0-5][0-9]", time):
-            raise ValueError("must be a time of day from 00:00 to 23:59, such as 06:30")
-        return time
-
-
 class Config(Section):
     """One complete run: one name, one home, one registered model."""
 
@@ -259,6 +209,7 @@ class Config(Section):
                 f"train.planned_rows must name features {list(self.model.features)}, got {sorted(unknown)}"
             )
         self.evaluation.check_features(sides)
+        check_tail("next_night.confidence", self.next_night.confidence, self.gate.num_resamples)
         self._check_budget()
         return self
 
@@ -371,10 +322,34 @@ def _explain(key: str, detail: Any) -> str:
         return f"{key} is no known key; remove it or mend its spelling"
     if detail["type"] in ("missing", "missing_argument"):
         return f"{key} is missing; add it"
+    if (told := _other_kind(key, detail)) is not None:
+        return told
     text = detail["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(detail["input"], dict | BaseModel) else f", got {detail['input']!r}"
     named = not key or text.startswith((f"{key}.", f"{key}:"))  # a rule across keys names its own
     return f"{'' if named else f'{key}: '}{text}{shown}"
+
+
+def _other_kind(key: str, detail: Any) -> str | None:
+    """Return what to write where a value is of another TOML type than the key; None for all else."""
+    kind, value, name = detail["type"], detail["input"], key.rpartition(".")[2]
+    if kind == "string_type" and isinstance(value, dt.time):
+        clock = f"{value:%H:%M:%S}".removesuffix(":00") if not value.microsecond else str(value)
+        return f'{key} must be text, and {value} without quotes is a time to TOML; write {name} = "{clock}"'
+    if kind == "string_type" and isinstance(value, dt.date):  # a datetime, too
+        return f'{key} must be text, and {value} without quotes is a date to TOML; write {name} = "{value}"'
+    if kind == "string_type" and isinstance(value, int | float):
+        return f'{key} must be text, got {value!r}; write {name} = "{_toml(value)}"'
+    if kind in ("tuple_type", "list_type"):
+        remedy = f"; write {name} = [{json.dumps(value, ensure_ascii=False)}]" if isinstance(value, str) else ""
+        return f"{key} must be a list, got {value!r}{remedy}"
+    if kind in ("model_type", "dict_type", "dataclass_type"):
+        return f"{key} must be a table, got {value!r}; write its keys below [{key}]"
+    return None
+
+
+def _toml(value: float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _apply(raw: dict[str, Any], override: str) -> str:

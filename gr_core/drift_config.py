@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gr_core.section import CENTURY_DAYS, Section
 
@@ -38,3 +38,17 @@ class DriftConfig(Section):
     """Days since the root of the champion's lineage after which a full retrain is due anyway; 0: never."""
     min_days: int = Field(default=7, ge=0, le=CENTURY_DAYS)
     """Days between two full retrains, won or lost, that drift starts."""
+
+    @model_validator(mode="after")
+    def _can_trigger(self) -> Self:
+        if self.min_nights > self.baseline_nights:
+            raise ValueError(
+                f"drift.min_nights = {self.min_nights} is above drift.baseline_nights = {self.baseline_nights}, so there "
+                "are never nights enough to compare with; lower drift.min_nights or raise drift.baseline_nights"
+            )
+        if 0 < self.max_days < self.min_days:
+            raise ValueError(
+                f"drift.max_days = {self.max_days} asks for a full retrain before drift.min_days = {self.min_days} allow "
+                "one; raise drift.max_days (0: never by age alone) or lower drift.min_days"
+            )
+        return self
