@@ -322,7 +322,9 @@ def _power(
     """Work out the gate's power from past gates where there are some, else from the day's users."""
     past = [record.figures for record in nights(entries).values() if record.is_main and record.figures]
     compared = [(min(n + 1, config.gate.nights), f) for n, f in enumerate(past) if f.get("standard_error")]
-    spread = power.measured_spread([figures for _, figures in compared])
+    # a home's first windows are shorter than gate.nights, and say little of whole ones
+    whole = [figures for number, figures in compared if number == config.gate.nights] or [f for _, f in compared]
+    spread = power.measured_spread(whole)
     users, positives = (0.0, 0.0) if one is None else _holdout(config, one, acted)
     if spread is not None:
         number, newest = compared[-1]
@@ -330,17 +332,8 @@ def _power(
     gate = power.gate_power(users, config.gate, spread)
     if one is None and spread is None:
         return gate
-    basis = "as past gates measured" if spread is not None else "by a measured rule of thumb"
-    needed = power.nights_needed(users, config.gate, spread)
-    enough = "no number of nights" if needed is None else f"gate.nights = {needed}"
-    message = (
-        f"with {gate.users} holdout users in {gate.nights} nights an equal challenger is promoted with chance "
-        f"{gate.promoted_if_equal:.2f} ({basis}); {enough} would reach {power.ENOUGH:.0%}"
-    )
-    if gate.promoted_if_equal < power.ENOUGH:
-        findings.add("warning", "gate", f"{message}; a larger lake.holdout_fraction (of a new home) does, too")
-    else:
-        findings.add("info", "gate", message)
+    level, message = power.outlook(users, config.gate, spread, power.measured_difference(whole))
+    findings.add(level, "gate", message)
     expected = round(positives * config.gate.nights)
     if expected < config.gate.min_positives:
         findings.add(

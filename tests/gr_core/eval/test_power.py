@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gr_core.config import GateConfig
-from gr_core.eval.power import ENOUGH, gate_power, measured_spread, nights_needed
+from gr_core.eval.power import ENOUGH, gate_power, measured_difference, measured_spread, nights_needed
 
 
 def gate(**changes: Any) -> GateConfig:
@@ -64,7 +64,15 @@ def test_past_nights_give_the_spread() -> None:
     told = [{"standard_error": 0.5, "users": 100}] + [{"standard_error": e, "users": 400} for e in (0.01, 0.02, 0.03)]
 
     assert measured_spread([{}, {"standard_error": None, "users": 9}]) is None
-    assert measured_spread([*told, {}], last=3) == pytest.approx(0.4)
+    assert measured_spread([*told, {}]) == pytest.approx(0.4)
+
+
+def test_past_nights_give_what_challengers_brought() -> None:
+    """The median of the newest three differences; a first model has none."""
+    told = [{"difference": d} for d in (-0.1, None, -0.02, 0.004, -0.013)]
+
+    assert measured_difference([{}, {"difference": None}]) is None
+    assert measured_difference(told) == pytest.approx(-0.013)
 
 
 def test_without_holdout_users_nothing_is_promoted_by_comparison() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import tests.tiny as tiny
-from gr_core.config import load_config
+from gr_core.config import Config, load_config
 from gr_core.errors import DataContractError
 from gr_core.lake import rawfile
 from gr_core.lake.journal import Journal
@@ -221,23 +221,70 @@ def test_of_many_rows_a_sample_is_read_and_projected(tmp_path: Path, monkeypatch
     assert value["gate_power"]["users"] > 0
 
 
+def judged(config: Config, home: Path, *figures: dict[str, float]) -> None:
+    """Write nights that a gate has compared, one a day, to a home's journal."""
+    journal = Journal(str(home / "lake" / "journal"))
+    for n, one in enumerate(figures):
+        day = str(date(2025, 5, 1) + timedelta(days=n))
+        opened = {"date": day, "mode": "nightly", "parent": None, "cutoff_us": 1, "seed": 0, "fingerprint": "f"}
+        journal.append("opened", day, {**opened, "config": config.resolved()}, at_us=1)
+        decided = {"decision": "hold", "reasons": [], "version": 1, "previous": None, "figures": one}
+        journal.append("decided", day, decided, at_us=2)
+
+
 def test_the_power_is_that_of_past_gates_where_there_are_some(tmp_path: Path) -> None:
     """Users and standard error are what the newest comparison measured."""
     write(tmp_path / "raw", rows(*({"uid": n} for n in range(200))))
     config, home = make_config(tmp_path / "raw", lake={"holdout_fraction": 0.25}), tmp_path / "home"
     fresh = checking.check(config, str(home), DAY)["gate_power"]
-    journal = Journal(str(home / "lake" / "journal"))
-    opened = {"date": "2025-05-31", "mode": "nightly", "parent": None, "cutoff_us": 1, "seed": 0, "fingerprint": "f"}
-    journal.append("opened", "2025-05-31", {**opened, "config": config.resolved()}, at_us=1)
-    figures = {"users": 400, "positives": 90, "standard_error": 0.004}
-    decided = {"decision": "hold", "reasons": [], "version": 1, "previous": None, "figures": figures}
-    journal.append("decided", "2025-05-31", decided, at_us=2)
+    judged(config, home, {"users": 400, "positives": 90, "standard_error": 0.004})
     value = checking.check(config, str(home), DAY)
 
     assert 100 < fresh["users"] < 200
     assert value["gate_power"]["users"] == 1200
     assert value["gate_power"]["standard_error"] == pytest.approx(0.004 / 3**0.5)
     assert any("as past gates measured" in found["message"] for found in value["findings"])
+
+
+WORLD = [
+    (181, 0.0111, -0.101),
+    (190, 0.0073, -0.077),
+    (192, 0.0053, -0.020),
+    (194, 0.0045, -0.013),
+    (191, 0.0046, -0.017),
+]
+"""Users, standard error and difference of the embedded world's nights 2 to 6."""
+
+
+@pytest.mark.parametrize(
+    ("nights", "level", "words"),
+    [
+        ([], "warning", ["chance 0.", "by a rule of thumb", "a larger lake.holdout_fraction"]),
+        (WORLD, "info", ["chance 0.70 (as past gates measured)", "better than their champions by 1.7%", "chance 1.00"]),
+        (
+            [(191, 0.0046, 0.0)] * 4,
+            "warning",
+            ["chance 0.70 (as past gates measured); gate.nights = 6 would reach 80%"],
+        ),
+        ([(191, 0.0046, 0.003)] * 4, "warning", ["chance 0.70", "a larger lake.holdout_fraction"]),
+        ([(191, 0.0038, 0.003)] * 4, "info", ["chance 0.84 (as past gates measured); gate.nights = 4 would reach 80%"]),
+    ],
+)
+def test_the_gates_power_is_a_warning_where_challengers_to_come_may_be_held(
+    tmp_path: Path, nights: list[tuple[int, float, float]], level: str, words: list[str]
+) -> None:
+    """Below four in five for an equal one, unless the last challengers were so much better that one like them passes."""
+    write(tmp_path / "raw", rows(*({"uid": n} for n in range(200))))
+    config = make_config(tmp_path / "raw", lake={"holdout_fraction": 0.25})
+    config = config.model_copy(update={"gate": config.gate.model_copy(update={"nights": 4})})
+    first = [{"users": 140, "positives": 500}] if nights else []  # a first model is compared with none
+    told = [{"users": u, "positives": 500, "standard_error": se, "difference": d} for u, se, d in nights]
+    judged(config, tmp_path / "home", *first, *told)
+    found = checking.check(config, str(tmp_path / "home"), DAY)["findings"]
+
+    ((said, message),) = [(one["level"], one["message"]) for one in found if one["where"] == "gate"]
+    assert said == level
+    assert [word for word in words if word not in message] == []
 
 
 @pytest.mark.parametrize(
