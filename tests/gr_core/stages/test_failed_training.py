@@ -16,6 +16,7 @@ from gr_core.stages import training
 from gr_core.train import loop
 from gr_core.train.run import read_run
 from gr_core.train.series import read_series
+from tests.beside import train_here
 from tests.erased import conclude
 from tests.plain import run
 
@@ -26,8 +27,11 @@ INFINITE = "train.action_weights.click=1e39"  # a number, but none in fp32
 TRAINS_IN_A_CHILD = True
 
 
-def test_f4_the_night_after_starts_from_the_champion_and_covers_both_days(tmp_path: Path) -> None:
+def test_f4_the_night_after_starts_from_the_champion_and_covers_both_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The failed night leaves no version and no checkpoint; the next one has its parent, and its events too (case F4)."""
+    train_here(monkeypatch)
     config = tiny.make(tmp_path)
     home = tmp_path / "home"
     first = conclude(config, home, DAYS[0], 1)
@@ -74,10 +78,11 @@ def test_a_killed_training_is_taken_up_by_the_stage(tmp_path: Path) -> None:
     assert trained["digest"] == loop.train(whole, lambda line: None)["digest"]
 
 
-def test_f8_every_steps_rates_are_in_the_registry(tmp_path: Path) -> None:
+def test_f8_every_steps_rates_are_in_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The train run of MLflow has loss, gradient norm and learning rates by step, as the checkpoint's series (case F8)."""
     from mlflow import MlflowClient
 
+    train_here(monkeypatch)
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     _, done = run(config, home, DAYS[0], stop_after="register")
