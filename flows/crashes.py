@@ -19,7 +19,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
+from gr_core.config import Config
 from gr_core.lake import store
+from gr_core.stages import projecting
 
 logger = logging.getLogger("gr_core.flows")
 
@@ -28,27 +30,31 @@ SAID = "its process was killed; the next start in this home found its record"
 
 
 @contextmanager
-def on_record(home: str, folder: str = FOLDER) -> Iterator[None]:
+def on_record(home: str, folder: str = FOLDER, settings: Config | None = None) -> Iterator[None]:
     """Keep the current flow run on record for the block, and mark those that dead holders of the lock left as Crashed.
 
     Args:
         home: URI of the home, whose lock is held.
         folder: Where holders of that lock are on record.
+        settings: The config, where the lock is that of nights: once the block has ended, MLflow's runs that the dead
+            left running are ended as well, also where this start failed before it trained (case B2).
     """
     folder, own = store.join(home, folder), flow_run.id
-    for left in store.listing(folder):
-        if (name := left.name.removesuffix(".json")) != own:
+    dead = store.listing(folder)
+    for left in dead:
+        if (name := left.name.removesuffix(".json")) != own:  # else killed, and started again as the same run
             _crash(name, str(store.read_json(left.uri).get("root") or ""))
             store.remove(left.uri)
-    if own is None:
-        yield
-        return
-    record = store.join(folder, f"{own}.json")
-    store.write_json(record, {"root": flow_run.root_flow_run_id})
+    record = store.join(folder, f"{own}.json") if own is not None else None
+    if record is not None:
+        store.write_json(record, {"root": flow_run.root_flow_run_id})
     try:
         yield
     finally:
-        store.remove(record)
+        if dead and settings is not None:
+            projecting.end_dead(settings, home)
+        if record is not None:
+            store.remove(record)
 
 
 def _crash(run: str, root: str) -> None:

@@ -68,7 +68,7 @@ def experiment(
         while True:
             with night_lock(where, key) as holder:
                 if holder is None:
-                    with on_record(where):
+                    with on_record(where, settings=settings):
                         return run_experiment(settings, plain, where, day, name, parent=parent, runner=runner)
             if holder == key:
                 message = f"experiment {key} is already running; this start ends"

@@ -101,7 +101,7 @@ def nightly(
         while True:
             with night_lock(where, key) as holder:
                 if holder is None:
-                    with on_record(where):
+                    with on_record(where, settings=settings):
                         status = telling(settings, where, day, night)
                     break
             if holder == key:

@@ -207,11 +207,11 @@ class MlflowStore:
             self._client.set_terminated(child.info.run_id, status)
         self._client.set_terminated(run, status)
 
-    def close_dead(self, *, keep: str) -> list[str]:
-        """End as KILLED every night's run that still says RUNNING although another night runs now (case B2).
+    def close_dead(self, *, keep: str | None) -> list[str]:
+        """End as KILLED every night's run that still says RUNNING although another night runs now, or none (case B2).
 
         Args:
-            keep: Key of the night that runs; a home runs one night at a time.
+            keep: Key of the night that runs; a home runs one night at a time. None: none does.
 
         Returns:
             Keys of the nights whose runs were ended.

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 
 from gr_core import environment
+from gr_core.config import Config
 from gr_core.night import Night
 from gr_core.registry.base import RunStatus
+from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import judging
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,24 @@ def begin(night: Night) -> None:
     except Exception as error:  # noqa: BLE001 -- a registry of any make may fail in any way
         told = environment.without_secrets(f"{type(error).__name__}: {error}")
         logger.warning("MLflow does not show night %s yet, the register stage tries again: %s", night.key, told)
+
+
+def end_dead(config: Config, home: str) -> None:
+    """End as KILLED the runs that a killed night left running: of nights that begin again, `begin` does.
+
+    Args:
+        config: The run's config.
+        home: URI of the home, whose lock is held; none of its nights runs.
+    """
+    try:
+        uris = environment.tracking_uri(home), environment.artifact_root(home)
+        ended = MlflowStore(*uris, config.name).close_dead(keep=None)
+    except Exception as error:  # noqa: BLE001 -- a registry of any make may fail in any way
+        told = environment.without_secrets(f"{type(error).__name__}: {error}")
+        logger.warning("MLflow may still show killed nights as running, the next night ends them: %s", told)
+        return
+    if ended:
+        logger.info("MLflow's runs of killed nights are ended: %s", ", ".join(ended))
 
 
 def conclude(night: Night, status: RunStatus) -> None:

@@ -199,13 +199,25 @@ def wait_for_training(night: subprocess.Popen[str], home: Path) -> None:
         time.sleep(0.02)
 
 
+def mlflow_states(home: Path) -> dict[str, str]:
+    """Return the states of a home's MLflow runs by name, as its database has them."""
+    if not (home / "mlflow.db").exists():
+        return {}
+    with contextlib.closing(sqlite3.connect(home / "mlflow.db")) as database:
+        return dict(database.execute("SELECT name, status FROM runs"))
+
+
 @pytest.mark.prefect
 def test_a_terminated_night_says_so_and_leaves_no_process(tmp_path: Path) -> None:
-    """SIGTERM in training, to the whole group as systemd sends it: exit 1, one object, the journal says cancelled, no process is left."""
+    """SIGTERM in training, to the whole group as systemd sends it: exit 1, one object, the journal says cancelled, no process is left.
+
+    MLflow says KILLED at once (case B2); SIGINT ends a night in the same way (test_nightly).
+    """
     config = tiny.make(tmp_path, days=1)
     home = tmp_path / "home"
     night = start(config, home, DAY)
     wait_for_training(night, home)
+    until(lambda: mlflow_states(home) == {DAY: "RUNNING", "train": "RUNNING"}, what="the night's MLflow run")
 
     os.killpg(night.pid, signal.SIGTERM)
     out = night.communicate(timeout=60)[0]
@@ -213,16 +225,21 @@ def test_a_terminated_night_says_so_and_leaves_no_process(tmp_path: Path) -> Non
     assert night.returncode == 1
     assert "interrupted" in json.loads(out)["error"]["message"]
     assert nights(Journal(str(home / "lake" / "journal")).entries())[DAY].state == "cancelled"
+    assert mlflow_states(home) == {DAY: "KILLED", "train": "KILLED"}
     assert processes_of(home) == []
 
 
 @pytest.mark.prefect
 def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    """After kill -9 in training the next start redoes only what is missing, to the same digest; the dead run is Crashed (A5)."""
+    """After kill -9 in training the next start redoes only what is missing, to the same digest; the dead run is Crashed (A5).
+
+    MLflow says RUNNING until then, and FINISHED when the night is (case B2).
+    """
     config = tiny.make(tmp_path, days=1)
     home, calm = tmp_path / "home", tmp_path / "calm"
     first = start(config, home, DAY)
     wait_for_training(first, home)
+    until(lambda: mlflow_states(home).get("train"), what="the night's MLflow run")
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     assert first.stdout is not None
@@ -231,6 +248,7 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
     manifests = {p: p.stat().st_mtime_ns for p in (home / "nights" / DAY / "manifests").iterdir()}
     record = nights(Journal(str(home / "lake" / "journal")).entries())[DAY]
     assert not record.is_finished
+    assert mlflow_states(home) == {DAY: "RUNNING", "train": "RUNNING"}
 
     again = start(config, home, DAY)
     _, stages = plain.run(config, calm, tiny.FIRST_DAY)  # without Prefect
@@ -243,6 +261,7 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
     with contextlib.closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
         states = database.execute("SELECT state_type FROM flow_run ORDER BY created").fetchall()
     assert states == [("CRASHED",), ("COMPLETED",)]
+    assert mlflow_states(home) == {DAY: "FINISHED", "train": "FINISHED", "evaluate": "FINISHED"}
     for key in ("gate", "version", "rows", "due_events", "supervised_events", "new_events", "holdout_events"):
         assert night[key] == undisturbed[key], key
     checkpoints = [

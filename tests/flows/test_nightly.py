@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
+import signal
 import uuid
 from datetime import UTC, datetime, timedelta
+from datetime import date as Date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tests.tiny as tiny
+from flows.backfill import backfill
+from flows.cli import main
 from flows.nightly import nightly
 from flows.scheduling import day_before
+from gr_core.errors import DaybreakError
 from gr_core.lake.journal import Journal, champion, nights
+from gr_core.lake.lock import running_night
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import training
+from tests.beside import train_here
+from tests.stand import until
 
 pytestmark = [
     pytest.mark.prefect,
@@ -70,7 +80,9 @@ def three_nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, 
     config = tiny.make(folder)
     home = folder / "home"
     days = [tiny.FIRST_DAY + timedelta(days=n) for n in range(3)]
-    return config, home, [nightly(config=str(config), date=day, home=str(home)) for day in days]
+    with pytest.MonkeyPatch.context() as patch:
+        train_here(patch)
+        return config, home, [nightly(config=str(config), date=day, home=str(home)) for day in days]
 
 
 def test_three_nights_add_up_and_each_starts_from_the_champion(
@@ -148,6 +160,109 @@ def test_a_finished_night_changes_nothing(three_nights: tuple[Path, Path, list[d
 
     assert again == ran[0]
     assert digest_of(home) == before
+
+
+def test_the_next_start_ends_what_a_killed_one_left_running_and_nothing_else(
+    three_nights: tuple[Path, Path, list[dict[str, Any]]],
+) -> None:
+    """Its flow run is Crashed and its MLflow run KILLED (cases A5, B2), though this start has nothing to train.
+
+    The runs of nights that ended stay Completed, whose process (this one) still lives: long after the end of its flow
+    it holds neither a lock nor a record, so the next start runs at once.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.states import Running
+
+    config, home, _ = three_nights
+    parameters = {"config": str(config), "home": str(home), "date": str(tiny.FIRST_DAY)}
+    ended = [run for run in flow_runs(f"nightly {tiny.FIRST_DAY}") if str(home) in str(run.parameters)]
+    with get_client(sync_client=True) as client:
+        dead = client.create_flow_run(nightly, parameters=parameters, state=Running())
+    assert list((home / "flow-runs").iterdir()) == []
+    assert running_night(str(home)) is None
+    (home / "flow-runs" / f"{dead.id}.json").write_text('{"root": null}')
+    models = MlflowStore(f"sqlite:///{home}/mlflow.db", str(home / "mlartifacts"), "tiny")
+    models.child(models.start_night("2025-06-09", params={}, tags={}), "train")
+
+    nightly(**{**parameters, "date": tiny.FIRST_DAY})
+
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(dead.id).state.is_crashed()
+        assert [client.read_flow_run(run.id).state.name for run in ended] == ["Completed"] * len(ended)
+    assert ended
+    assert [run.info.status for run in mlflow_runs(home, "2025-06-09")] == ["KILLED"]
+    assert {run.info.status for run in mlflow_runs(home, str(tiny.FIRST_DAY))} == {"FINISHED"}
+    assert list((home / "flow-runs").iterdir()) == []
+
+
+def test_days_handed_over_in_any_order_end_as_nights_in_order(
+    three_nights: tuple[Path, Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case E8 on real nights: [D+2, D, D+1]; D+1 fails, so D+2 is not begun; mended, all end as three nights in order did."""
+    _, calm, ran = three_nights
+    train_here(monkeypatch)
+    days = [Date.fromisoformat(night["date"]) for night in ran]
+    home = tmp_path / "home"
+    asked: dict[str, Any] = {"config": str(tiny.make(tmp_path)), "home": str(home), "days": [days[2], days[0], days[1]]}
+    late = tmp_path / "raw" / "log" / f"date={days[1]}"
+    late.rename(tmp_path / "later")
+
+    with pytest.raises(DaybreakError, match=f"stopped at {days[1]}, day 2 of 3") as caught:
+        backfill(**asked)
+    begun = list(nights(Journal(str(home / "lake" / "journal")).entries()))
+    (tmp_path / "later").rename(late)
+    found = backfill(**asked)["nights"]
+
+    assert f"not started: {days[2]}" in str(caught.value)
+    assert begun == [str(days[0])]
+    assert [night["attempts"] for night in found] == [1, 1, 1]
+    for night, wanted in zip(found, ran, strict=True):
+        for key in ("date", "version", "parent", "gate", "due_events", "new_events", "rows", "next_day"):
+            assert night[key] == wanted[key], key
+    digests = [
+        [
+            json.loads(next((h / "nights" / str(day)).glob("checkpoint-*/state.json")).read_text())["digest"]
+            for day in days
+        ]
+        for h in (home, calm)
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_ctrl_c_in_training_leaves_no_run_running_or_finished(
+    three_nights: tuple[Path, Path, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SIGINT: exit 1, one object, the journal says cancelled, and MLflow KILLED at once (case B2)."""
+    config, home, _ = three_nights
+    day = tiny.FIRST_DAY + timedelta(days=3)
+    tiny.write_day(config.parent / "raw", day)
+    real = training.run_training
+
+    def states() -> list[str]:
+        runs = mlflow_runs(home, str(day))
+        own = {run.info.run_id for run in runs}
+        runs += [run for run in mlflow_runs(home, "train") if run.data.tags["mlflow.parentRunId"] in own]
+        return [run.info.status for run in runs]
+
+    def interrupted(run: Path, *arguments: Any, **named: Any) -> dict[str, Any]:
+        until(lambda: states() == ["RUNNING"] * 2, what="the night's MLflow run")
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(run, *arguments, **named)  # the child is started, and ended with the night
+
+    monkeypatch.setattr(training, "run_training", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
+    try:
+        status = main(["nightly", "--config", str(config), "--home", str(home), "--date", str(day), "--json"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert status == 1
+    assert "interrupted" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert nights(Journal(str(home / "lake" / "journal")).entries())[str(day)].state == "cancelled"
+    assert states() == ["KILLED"] * 2
+    assert flow_runs(f"nightly {day}")[0].state.is_final()
 
 
 def test_a_retried_flow_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

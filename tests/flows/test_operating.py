@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from datetime import date as Date
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,19 @@ def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_agai
 
     The day is the one before the scheduled start. Cancelled: within 30 s no process, the lock is free, MLflow says KILLED,
     no half-written checkpoint counts (case A9). Killed: the next start marks the dead run Crashed, and goes on from the
-    last whole checkpoint (cases A5, A8). Meanwhile `status` tells the stage and its steps.
+    last whole checkpoint (cases A5, A8). Meanwhile `status` tells the stage and its steps. The schedule's own parameters
+    win over the deployment's: the config and overrides that train here are the schedule's (case A13).
     """
     config, home = tiny.make(stand.folder, days=0), stand.folder / "home"
     start = datetime.now(UTC) + timedelta(seconds=12)
     day = day_before(start, "UTC")
     tiny.write_day(stand.folder / "raw", day, rows=1000)
     words = ("--config", str(config), "--home", str(home), *(word for key in SLOW for word in ("--set", key)))
-    schedule = Interval(timedelta(minutes=1), anchor_date=start)  # again, should a busy machine miss the first
     parameters = {"config": str(config), "home": str(home), "overrides": SLOW}
-    deployment = stand.deploy(nightly, name="night", parameters=parameters, concurrency_limit=1, schedule=schedule)
+    # again, should a busy machine miss the first
+    schedule = Interval(timedelta(minutes=1), anchor_date=start, parameters=parameters)
+    others = {**parameters, "config": "conf/none.toml", "overrides": []}
+    deployment = stand.deploy(nightly, name="night", parameters=others, concurrency_limit=1, schedule=schedule)
     worker = stand.work()
 
     def started() -> Any:
@@ -116,7 +120,9 @@ def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_agai
         (made,) = client.read_deployment(deployment).schedules
         client.update_deployment_schedule(deployment, made.id, active=False)
     assert (run.deployment_id, run.auto_scheduled, run.name) == (deployment, True, f"nightly {day}")
+    assert run.parameters == parameters
     until(lambda: newest_step(home, str(day)), what="the first checkpoint")
+    assert json.loads((home / "nights" / str(day) / "RUN.json").read_text())["config"]["model"]["width"] == 128
     assert main(["status", *words, "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["nights"]
     assert shown["state"] == "running"
@@ -160,29 +166,42 @@ def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_agai
 def test_a_paused_schedule_stays_paused_when_it_is_deployed_again(stand: Stand, tmp_path: Path) -> None:
     """Every deployment of prefect.yaml deploys; a second time leaves one schedule, paused, with its overrides (case A13).
 
-    Where the file lists no schedules none is left.
+    Those are the schedule's own parameters: its runs have them over the deployment's, as the flow's types. Where the file
+    lists no schedules none is left.
     """
-    created = stand.prefect("work-pool", "create", "gpu", "--type", "process")
-    deployed = stand.prefect("deploy", "--all")
-    assert created.returncode == deployed.returncode == 0, deployed.stdout + deployed.stderr
     listed = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    (entry,) = (one for one in listed["deployments"] if one["name"] == "nightly")
+    own = {"date": Date(2025, 6, 1), "overrides": ["train.dense_learning_rate=0.002"]}
+    entry["schedules"] = [{**entry["schedules"][0], "parameters": own}]
+    wanted = {**own, "date": "2025-06-01"}  # YAML has dates, JSON has not
+    file, bare = tmp_path / "prefect.yaml", tmp_path / "bare.yaml"
+    file.write_text(yaml.safe_dump(listed))
+    bare.write_text(yaml.safe_dump({**listed, "deployments": [{**entry, "schedules": []}]}))
+    created = stand.prefect("work-pool", "create", "gpu", "--type", "process")
+    deployed = stand.prefect("deploy", "--all", "--prefect-file", str(file))
+    assert created.returncode == deployed.returncode == 0, deployed.stdout + deployed.stderr
     with stand.client() as client:
         names = {one.name for one in client.read_deployments()}
         found = client.read_deployment_by_name("nightly/nightly")
         (schedule,) = found.schedules
         assert (schedule.schedule.cron, schedule.active) == ("30 4 * * *", True)
+
+        def scheduled() -> Any:
+            return next((run for run in client.read_flow_runs() if run.deployment_id == found.id), None)
+
+        run = until(scheduled, what="a run by schedule")
         client.update_deployment_schedule(found.id, schedule.id, active=False)
     assert {one["name"] for one in listed["deployments"]} <= names
+    assert run.parameters == {"config": "conf/world.toml", **wanted}
+    assert own.items() <= nightly.validate_parameters(run.parameters).items()
 
-    assert stand.prefect("deploy", "-n", "nightly").returncode == 0
+    assert stand.prefect("deploy", "-n", "nightly", "--prefect-file", str(file)).returncode == 0
     with stand.client() as client:
         again = client.read_deployment_by_name("nightly/nightly")
     assert [(one.id, one.active, one.slug) for one in again.schedules] == [(schedule.id, False, "every-night")]
+    assert again.schedules[0].parameters == schedule.parameters == wanted
     assert again.parameters == found.parameters == {"config": "conf/world.toml"}
 
-    (nightly_entry,) = (one for one in listed["deployments"] if one["name"] == "nightly")
-    bare = tmp_path / "prefect.yaml"
-    bare.write_text(yaml.safe_dump({**listed, "deployments": [{**nightly_entry, "schedules": []}]}))
     assert stand.prefect("deploy", "-n", "nightly", "--prefect-file", str(bare)).returncode == 0
     with stand.client() as client:
         assert client.read_deployment_by_name("nightly/nightly").schedules == []

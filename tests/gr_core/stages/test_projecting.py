@@ -53,3 +53,6 @@ def test_a_run_ends_as_its_night_does_and_begins_again_with_it(tmp_path: Path) -
     runs = runs_of(home)
     assert (runs[str(DAY)].info.status, runs[str(NEXT)].info.status) == ("KILLED", "RUNNING")
     assert (other.parent, champion(entries_of(home))) == (None, None)
+
+    projecting.end_dead(load_config(config), str(home))  # killed too, and the next start did not get as far as training
+    assert states(home) == {str(DAY): "KILLED", str(NEXT): "KILLED", "train": "KILLED"}
