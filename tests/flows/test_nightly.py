@@ -25,7 +25,7 @@ from gr_core.lake.journal import Journal, champion, nights
 from gr_core.lake.lock import running_night
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import training
-from tests.beside import train_here
+from gr_core.stages.training import run_training as train_in_a_child  # before the tests' own is put in its place
 from tests.stand import until
 
 pytestmark = [
@@ -80,9 +80,7 @@ def three_nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, 
     config = tiny.make(folder)
     home = folder / "home"
     days = [tiny.FIRST_DAY + timedelta(days=n) for n in range(3)]
-    with pytest.MonkeyPatch.context() as patch:
-        train_here(patch)
-        return config, home, [nightly(config=str(config), date=day, home=str(home)) for day in days]
+    return config, home, [nightly(config=str(config), date=day, home=str(home)) for day in days]
 
 
 def test_three_nights_add_up_and_each_starts_from_the_champion(
@@ -196,11 +194,10 @@ def test_the_next_start_ends_what_a_killed_one_left_running_and_nothing_else(
 
 
 def test_days_handed_over_in_any_order_end_as_nights_in_order(
-    three_nights: tuple[Path, Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_nights: tuple[Path, Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     """Case E8 on real nights: [D+2, D, D+1]; D+1 fails, so D+2 is not begun; mended, all end as three nights in order did."""
     _, calm, ran = three_nights
-    train_here(monkeypatch)
     days = [Date.fromisoformat(night["date"]) for night in ran]
     home = tmp_path / "home"
     asked: dict[str, Any] = {"config": str(tiny.make(tmp_path)), "home": str(home), "days": [days[2], days[0], days[1]]}
@@ -238,7 +235,6 @@ def test_ctrl_c_in_training_leaves_no_run_running_or_finished(
     config, home, _ = three_nights
     day = tiny.FIRST_DAY + timedelta(days=3)
     tiny.write_day(config.parent / "raw", day)
-    real = training.run_training
 
     def states() -> list[str]:
         runs = mlflow_runs(home, str(day))
@@ -249,7 +245,7 @@ def test_ctrl_c_in_training_leaves_no_run_running_or_finished(
     def interrupted(run: Path, *arguments: Any, **named: Any) -> dict[str, Any]:
         until(lambda: states() == ["RUNNING"] * 2, what="the night's MLflow run")
         os.kill(os.getpid(), signal.SIGINT)
-        return real(run, *arguments, **named)  # the child is started, and ended with the night
+        return train_in_a_child(run, *arguments, **named)  # which is started, and ended with the night
 
     monkeypatch.setattr(training, "run_training", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
