@@ -21,7 +21,7 @@ from gr_core.environment import state_directory
 from gr_core.errors import BoundError, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import space, store
-from gr_core.lake.checkpoints import check_readable
+from gr_core.lake.checkpoints import check_readable, check_there
 from gr_core.lake.entries import window_folder
 from gr_core.lake.events import EventTable
 from gr_core.lake.journal import Entry, Journal, JournalMoved, NightRecord, nights, versions
@@ -190,6 +190,7 @@ def open_night(
         UsageError: An unknown parent version or stage.
         ConfigError: `lake` differs from the home's, or `model` or `vocabulary` from the parent's.
         BoundError: The day, or its commit, lies before the parent's.
+        FormatError: The parent's checkpoint is gone, or of another format.
     """
     if force is not None and force not in FORCEABLE:
         raise UsageError(f"--force knows {', '.join(FORCEABLE)}, got {force!r}", where="force")
@@ -292,10 +293,11 @@ def _registered(entries: list[Entry], wanted: int) -> Parent:
 
 
 def check_parent(config: Config, night: Night, entries: list[Entry]) -> None:
-    """Refuse a night whose bound or config does not follow from its parent's; BoundError or ConfigError."""
+    """Refuse a night whose bound or config does not follow from its parent's, or whose parent is gone; writes nothing."""
     parent = night.parent
     if parent is None:
         return
+    check_there(parent.version, parent.checkpoint)
     check_readable(parent.checkpoint)
     mark = parent.watermark
     below = f"below its parent's (version {parent.version}, commit {mark.commit}, cutoff {mark.cutoff}); a bound never moves back"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from gr_core.errors import FormatError
 from gr_core.formats import CHECKPOINT_FORMAT, RETRAIN, check_format
 from gr_core.lake import store
 
@@ -20,3 +21,22 @@ def check_readable(checkpoint: str) -> None:
     uri = store.join(checkpoint, "state.json")
     with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
         check_format("checkpoint", uri, store.read_json(uri).get("format"), CHECKPOINT_FORMAT, RETRAIN)
+
+
+def check_there(version: int, checkpoint: str) -> None:
+    """Refuse to start from a version whose checkpoint is gone, before a night is opened for it (case E11).
+
+    Args:
+        version: The version.
+        checkpoint: URI of its checkpoint.
+
+    Raises:
+        FormatError: It has no manifest, so it is gone or was never complete; says how to put it back.
+    """
+    if not store.exists(store.join(checkpoint, "manifest.json")):
+        raise FormatError(
+            f"version {version} has no checkpoint any more at {checkpoint}, so no night can start from it; put the folder "
+            "back from a backup, or from the version's registered model (data/checkpoint in it), or go back with "
+            "`daybreak rollback`",
+            where=checkpoint,
+        )

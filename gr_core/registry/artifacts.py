@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gr_core.errors import FormatError
+
+REMEDY = "run its night again, which uploads it anew, or a later one where it is the champion or the one before"
 
 
 def total_bytes(repository: Any, path: str | None = None) -> int:
@@ -18,6 +21,18 @@ def total_bytes(repository: Any, path: str | None = None) -> int:
     """
     found = repository.list_artifacts(path)
     return sum(total_bytes(repository, one.path) if one.is_dir else int(one.file_size or 0) for one in found)
+
+
+def lacks(repository: Any, wanted: Sequence[str]) -> list[str]:
+    """Return which files are not in an artifact repository; they are looked up, not read.
+
+    Args:
+        repository: An mlflow ArtifactRepository.
+        wanted: Their paths in it.
+    """
+    folders = {name.rpartition("/")[0] for name in wanted}
+    found = {one.path for folder in folders for one in repository.list_artifacts(folder or None)}
+    return [name for name in wanted if name not in found]
 
 
 def fetch(repository: Any, folder: Path, location: str) -> Path:
@@ -39,4 +54,4 @@ def fetch(repository: Any, folder: Path, location: str) -> Path:
     except Exception as error:
         if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
             raise
-        raise FormatError(f"model {location} is not there; register again", where=location) from error
+        raise FormatError(f"model {location} is not there; {REMEDY}", where=location) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -118,6 +118,26 @@ class ModelStore(Protocol):
         Raises:
             UsageError: There is no such version.
             FormatError: Its artifact is not there.
+        """
+
+    def missing(self, version: int, files: Sequence[str]) -> list[str]:
+        """Return which files of a version's model are gone; none of one that was pruned. UsageError: no such version.
+
+        Args:
+            version: The version.
+            files: The names of its checkpoint's files.
+        """
+
+    def restore(self, version: int, checkpoint: Path) -> None:
+        """Upload a version's model files again.
+
+        Args:
+            version: The version.
+            checkpoint: Directory of its complete checkpoint.
+
+        Raises:
+            UsageError: There is no such version.
+            FormatError: The checkpoint is incomplete or another one, or its uploaded copy is damaged.
         """
 
     def model_bytes(self, version: int) -> int:
@@ -324,6 +344,17 @@ class InMemoryStore:
             raise FormatError(f"version {version} was pruned; its model is not there", where=found.source)
         shutil.copytree(found.source, folder / "data" / DATA)
         return folder
+
+    def missing(self, version: int, files: Sequence[str]) -> list[str]:
+        """See ModelStore; in memory nothing is lost."""
+        del files
+        self.version(version)
+        return []
+
+    def restore(self, version: int, checkpoint: Path) -> None:
+        """See ModelStore; in memory the model is its checkpoint."""
+        del checkpoint
+        self.version(version)
 
     def model_bytes(self, version: int) -> int:
         """See ModelStore; in memory the model is its checkpoint, which is not this store's."""

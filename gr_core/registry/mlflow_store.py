@@ -16,11 +16,11 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gr_core.errors import StoreUnavailable, UsageError
+from gr_core.errors import FormatError, StoreUnavailable, UsageError
 from gr_core.hashing import fingerprint
 from gr_core.lake import store
 from gr_core.registry import artifacts, database, packaging, relocating, signature
@@ -233,13 +233,7 @@ class MlflowStore:
         kept = {**{PREFIX + key: str(value)[:_MAX_VALUE] for key, value in tags.items()}, **wanted}
         model = self._client.create_logged_model(self._experiment, name="model", source_run_id=run, tags=kept)
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                built = Path(folder) / "model"
-                with quiet():
-                    _build(built, checkpoint, state, run=run, model_id=model.model_id)
-                with store.answering(model.artifact_location):
-                    self._client.log_model_artifacts(model.model_id, str(built))
-            self._check_upload(model.artifact_location, checkpoint, state)
+            self._upload(model.model_id, model.artifact_location, checkpoint, run)
         except BaseException:
             self._client.finalize_logged_model(model.model_id, "FAILED")
             raise
@@ -250,6 +244,37 @@ class MlflowStore:
         made = self._client.create_model_version(self.model, source, run_id=run, tags=kept, model_id=model.model_id)
         logger.info("night %s registered as %s version %s", night, self.model, made.version)
         return int(made.version)
+
+    def _upload(
+        self, model_id: str, location: str, checkpoint: Path, run: str, send: Callable[[str], object] | None = None
+    ) -> None:
+        """Build the model directory, upload it and check what arrived; `send` uploads a folder, by itself the client."""
+        state = checkpoint_state(checkpoint)
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder) / "model"
+            with quiet():
+                _build(built, checkpoint, state, run=run, model_id=model_id)
+            with store.answering(location):
+                send(str(built)) if send else self._client.log_model_artifacts(model_id, str(built))
+        self._check_upload(location, checkpoint, state)
+
+    def missing(self, version: int, files: Sequence[str]) -> list[str]:
+        """See ModelStore; costs two listings."""
+        if "pruned" in self.version(version).tags:
+            return []
+        location = self._location(version)
+        with store.answering(location):
+            return artifacts.lacks(self._files_at(location), ["MLmodel", *(f"data/{DATA}/{name}" for name in files)])
+
+    def restore(self, version: int, checkpoint: Path) -> None:
+        """See ModelStore."""
+        known, location = self.version(version), self._location(version)
+        if checkpoint_state(checkpoint)["digest"] != known.digest:
+            raise FormatError(f"{checkpoint} is not the checkpoint of version {version}", where=location)
+        made = self._client.search_logged_models([self._experiment], f"source_run_id = '{known.run}'")
+        (model,) = (one.model_id for one in made if one.artifact_location == location)
+        # the client remembers where a model of this id lies, in a copied home maybe in the other one
+        self._upload(model, location, checkpoint, known.run, send=self._files_at(location).log_artifacts)
 
     def _make_model(self) -> None:
         from mlflow.exceptions import MlflowException

@@ -10,6 +10,7 @@ from gr_core.config import Config
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, Journal, challenger, champion, previous
 from gr_core.lake.lock import night_lock
+from gr_core.stages import restoring
 
 # kinds of entries that may move an alias
 MOVES = ("registered", "decided", "promoted", "rollback", "retracted")
@@ -39,6 +40,7 @@ def repair(config: Config, home: str) -> None:
         models.repair(
             champion=best.version if best else None, previous=before.version if before else None, challenger=newest
         )
+        restoring.restore_champions(models, entries)
     except Exception as error:  # noqa: BLE001 -- a registry of any make may fail in any way, and the journal stands
         told = environment.without_secrets(f"{type(error).__name__}: {error}")
         logger.warning("the registry's aliases are not set yet, the next night does it: %s", told)

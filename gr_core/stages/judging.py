@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from gr_core.night import STAGE_NOTE, Night, run_stage
 from gr_core.registry import recorded
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.revision import git_revision
-from gr_core.stages import slicing
+from gr_core.stages import restoring, slicing
 from gr_core.train.series import step_metrics
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ def register(
         models = model_store(night, config)
         models.close_dead(keep=night.key)
         repair_aliases(night, models)
+        restoring.restore_champions(models, journal.entries())
         run = models.start_night(night.key, params=_parameters(config), tags=_tags(night, ingested))
         models.log_dataset(run, night.table_uri, ingested["bound"], ingested["rows"])
         child = models.child(run, "train")
@@ -144,9 +146,15 @@ def register(
         models.log(run, trained["metrics"] | progressive.progressive_keys(evaluated))
         version = models.register(run, checkpoint, night=night.key, tags=_version_tags(night, ingested, trained))
         _refuse_reused_number(journal.entries(), version, trained["digest"])
+        restoring.restore(models, version, trained["uri"])
         return {"version": version, "mlflow": models.link(run)}
 
-    result = run_stage(night, "register", identity, work)
+    def intact(result: dict[str, Any]) -> bool:
+        with contextlib.suppress(UsageError):  # a registry that was restored from before the version
+            return not restoring.missing(model_store(night, config), result["version"], trained["uri"])
+        return False
+
+    result = run_stage(night, "register", identity, work, intact=intact)
     if all(e.kind != "registered" or e.payload["version"] != result["version"] for e in journal.entries()):
         payload = registration(night, result["version"], trained, words)
         journal.append("registered", night.key, payload, at_us=night.at_us)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import Any
 import pytest
 
 import tests.tiny as tiny
-from gr_core.lake.journal import Journal, nights
+from gr_core.config import load_config
+from gr_core.errors import FormatError
+from gr_core.lake.journal import Journal, champion, nights
+from gr_core.night import open_night
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.revision import git_revision
-from gr_core.stages import training
+from gr_core.stages import aliases, training
+from gr_core.train.state import verify
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -44,8 +50,84 @@ def two_nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Pat
         patch.setenv("HOME", str(places[2]))
         for place, day, changed in zip(places, (DAY, NEXT), ((), ("train.dense_learning_rate=0.02",)), strict=False):
             patch.chdir(place)
+            if done:
+                shutil.copytree(home, folder / "backup")
             done.append(run(config, home, day, *changed)[1])
     return home, places, done
+
+
+def test_a_home_that_was_restored_from_a_backup_goes_on(
+    two_nights: tuple[Path, list[Path], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Restored as it was before the second night, at another place: that night ends as it did, and the lost home's (E11)."""
+    home, _, done = two_nights
+    lost = {path: path.stat().st_mtime_ns for path in home.rglob("*")}
+    shutil.copytree(home.parent / "backup", tmp_path / "home")
+
+    night, again = run(home.parent / "tiny.toml", tmp_path / "home", NEXT, "train.dense_learning_rate=0.02")
+
+    assert night.parent is not None
+    assert night.parent.version == done[0]["register"]["version"]
+    assert again["train"]["digest"] == done[1]["train"]["digest"]
+    assert again["finish"]["version"] == done[1]["finish"]["version"]
+    for key in ("gate", "due_events", "new_events", "next_day", "rows"):
+        assert again["finish"][key] == done[1]["finish"][key], key
+    found = runs_of(tmp_path / "home")
+    assert [found[str(day)].info.status for day in (DAY, NEXT)] == ["FINISHED"] * 2
+    assert all(str(tmp_path) in found[str(day)].info.artifact_uri for day in (DAY, NEXT))
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*")} == lost
+
+
+def test_model_files_that_a_backup_lacked_come_back_from_the_checkpoint(
+    two_nights: tuple[Path, list[Path], list[dict[str, Any]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Restored without its MLflow artifacts: whatever sets the aliases uploads the champion's again (E11)."""
+    home, config = tmp_path / "home", load_config(two_nights[0].parent / "tiny.toml")
+    shutil.copytree(two_nights[0].parent / "backup", home)
+    entries = Journal(str(home / "lake" / "journal")).entries()
+    best = champion(entries)
+    assert best is not None
+    models = MlflowStore(f"sqlite:///{home}/mlflow.db", str(home / "mlartifacts"), "tiny")
+    before = sorted(path.relative_to(home) for path in home.rglob("mlartifacts/models/*/artifacts/**/*"))
+    (state,) = home.rglob("mlartifacts/models/*/artifacts/data/checkpoint/state.json")
+    state.unlink()
+
+    aliases.repair(config, str(home))
+    aliases.repair(config, str(home))
+
+    told = [record.getMessage() for record in caplog.records if "has lost" in record.getMessage()]
+    assert told == [
+        f"the registry has lost ['data/checkpoint/state.json'] of version {best.version}: uploaded again from the checkpoint"
+    ]
+    assert sorted(path.relative_to(home) for path in home.rglob("mlartifacts/models/*/artifacts/**/*")) == before
+    assert models.version(best.version).digest == json.loads(state.read_text())["digest"]
+
+
+def test_a_champion_whose_checkpoint_is_gone_is_put_back_from_its_registered_model(
+    two_nights: tuple[Path, list[Path], list[dict[str, Any]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then no night is opened for it, and where the registry has lost it as well, one line names both (E11)."""
+    home, config = tmp_path / "home", load_config(two_nights[0].parent / "tiny.toml")
+    shutil.copytree(two_nights[0].parent / "backup", home)
+    journal = Journal(str(home / "lake" / "journal"))
+    entries, (checkpoint,) = journal.entries(), (home / "nights" / str(DAY)).glob("checkpoint-*")
+    shutil.rmtree(checkpoint)
+
+    with pytest.raises(FormatError, match=r"version 1 has no checkpoint any more at .*; put the folder back"):
+        open_night(config, str(home), NEXT, at_us=9)
+    assert journal.entries() == entries
+    (copy,) = home.glob("mlartifacts/models/*/artifacts/data/checkpoint")
+    shutil.copytree(copy, checkpoint)
+    assert open_night(config, str(home), NEXT, at_us=9).parent is not None
+    verify(checkpoint)
+
+    shutil.rmtree(checkpoint)
+    shutil.rmtree(home / "mlartifacts" / "models")
+    aliases.repair(config, str(home))
+    told = caplog.messages[-1]
+    assert re.search(
+        r"lost files of version 1 is not known, or .* cannot replace them: FileNotFoundError: .*; nights", told
+    )
 
 
 def test_nights_from_two_working_directories_share_one_database(

@@ -56,6 +56,26 @@ def test_the_gate_judges_what_a_fresh_process_loads(registered: Registered) -> N
     assert not list(model.rglob("__pycache__"))
 
 
+def test_files_that_the_registry_lost_are_uploaded_again(
+    registered: Registered, night: tuple[Path, Night, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Lost before the gate judged: the night's next attempt uploads them to their place, as the same version (E11)."""
+    model, decide = registered
+    home, _, done = night
+    shutil.rmtree(model)
+    held = decide()
+
+    again = run(home.parent / "tiny.toml", home, tiny.FIRST_DAY, stop_after="register")[1]["register"]
+
+    assert held["gate"] == "held"
+    assert "is not there; run its night again" in held["reasons"][0]
+    assert (again["reused"], again["version"]) == (False, done["register"]["version"])
+    names = [{str(path.relative_to(top)) for path in top.rglob("*")} for top in (model, tmp_path / "kept")]
+    assert names[0] == names[1]
+    for path in (tmp_path / "kept").rglob("data/checkpoint/*.*"):
+        assert (model / path.relative_to(tmp_path / "kept")).read_bytes() == path.read_bytes()
+
+
 def edit(path: Path, old: str, new: str) -> None:
     """Change a line of the model's own code."""
     text = path.read_text()
