@@ -28,6 +28,7 @@ from flows import (
     showing,
     up,
 )
+from flows.leaving import leave
 from flows.options import BAD_INPUT, DONE, FAILED, HELD, NOTHING_DUE, Parser, common_options
 from gr_core import grouping
 from gr_core.config import Config, load_config
@@ -134,5 +135,10 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
         Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim")
 
 
+def command() -> NoReturn:
+    """Be the `daybreak` command: run it, and end the process."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
