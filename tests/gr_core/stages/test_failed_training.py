@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from gr_core.train.run import read_run
 from gr_core.train.series import read_series
 from tests.beside import train_here
 from tests.erased import conclude
+from tests.gr_core.train.test_distributed import processes_of
 from tests.plain import run
 
 pytestmark = pytest.mark.filterwarnings("default")  # MLflow, pandas and SQLAlchemy warn of their own
@@ -55,17 +57,26 @@ def test_f4_the_night_after_starts_from_the_champion_and_covers_both_days(
 
 
 def test_a_killed_training_is_taken_up_by_the_stage(tmp_path: Path) -> None:
-    """Its child killed, the stage's next attempt goes on from a step checkpoint to the uninterrupted digest (case F3)."""
+    """Its child killed, the stage's next attempt goes on from a step checkpoint to the uninterrupted digest (case F3).
+
+    What it held, a GPU's memory too, is held by a process of its own, which has ended when the stage has (case A9).
+    """
     config = tiny.make(tmp_path, days=1)
     night, done = run(config, tmp_path / "home", DAYS[0], *SAVING, stop_after="pack")
 
+    children: list[int] = []
+
     def kill(line: dict[str, Any]) -> None:
         if line["step"] > 4:
+            children.extend(processes_of(tmp_path / "home" / "nights" / night.key / "RUN.json"))
             raise KeyboardInterrupt  # the stage kills its child on any error of its own
 
     with pytest.raises(KeyboardInterrupt):
         training.train(night, done["pack"], done["vocabulary"], kill)
     folder = tmp_path / "home" / "nights" / night.key
+    assert len(children) == 1
+    assert os.getpid() not in children
+    assert processes_of(folder / "RUN.json") == []
     assert list(folder.glob("checkpoint-*/manifest.json")) == []
 
     steps: list[int] = []

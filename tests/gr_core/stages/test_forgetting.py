@@ -157,6 +157,22 @@ def test_a_backfill_of_an_old_day_brings_nobody_back(
     assert holders(poisoned_home, HIM) == []
 
 
+def test_a_restored_backup_brings_him_back_until_he_is_forgotten_again(
+    poisoned: tuple[Path, Path, Path], poisoned_home: Path
+) -> None:
+    """Case E11: a backup from before the tombstone knows nothing of it, as forget says; forgotten again, he is gone."""
+    config = poisoned[0]
+    told = forget(config, poisoned_home)
+    shutil.rmtree(poisoned_home)
+    shutil.copytree(poisoned[2], poisoned_home)  # the backup
+
+    assert holders(poisoned_home, HIM)
+    (backups,) = (one for one in told["still_held_by"] if one["what"].startswith("backups of this home"))
+    assert backups["until"].endswith("after restoring one, run forget again")
+    assert forget(config, poisoned_home)["rows"] == told["rows"]
+    assert holders(poisoned_home, HIM) == []
+
+
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Capture every line at every level."""

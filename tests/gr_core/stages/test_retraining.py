@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -189,7 +190,10 @@ def test_it_catches_up_with_nights_that_finish_meanwhile(
 
 
 def test_ids_that_were_not_shown_for_long_get_no_row(finished: tuple[Path, Path], home: Path) -> None:
-    """An item of the first day alone: with ttl_days = 2 a full retrain through the third day has no row for it."""
+    """An item of the first day alone: with ttl_days = 2 a full retrain through the third day has no row for it.
+
+    It is read as the fallback row from then on, which is trained (case E11: what its own row had learned is gone).
+    """
     rows = {}
     for days in (2, 30):
         config = load_config(finished[0], [f"vocabulary.item_id.ttl_days={days}"])
@@ -197,6 +201,8 @@ def test_ids_that_were_not_shown_for_long_get_no_row(finished: tuple[Path, Path]
         table = vocabulary.load(store.local_path(surveyed["uri"])).tables["item_id"]
         rows[days] = set(table.ids["id"])
         assert surveyed["evicted"]["item_id"] == (1 if days == 2 else 0)
+        asked = pl.DataFrame({"id": [OLD_ITEM], "type": [None]}, schema={"id": pl.String, "type": pl.String})
+        assert (vocabulary.rows_of(asked, table)[-1] == 2) == (days == 2)  # the first after pad and unknown
 
     assert rows[30] - rows[2] == {OLD_ITEM}
 
