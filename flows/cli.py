@@ -38,7 +38,7 @@ from gr_core.lake import space, store
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "HELD", "NOTHING_DUE", "main"]
 
-PIPED_WIDTH = 150  # columns of a table that no terminal limits
+PIPED_WIDTH = 10_000  # more than any table has columns: where no terminal limits it, nothing is cut or wrapped
 
 # Each has add_commands(commands, common). A command's defaults: run(options, settings, home) -> (object, exit status)
 # and, unless nights are shown, show(object) -> what a person reads: a text or a table. The order is that of --help.
@@ -132,7 +132,7 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
         return
     Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(shown)
     if getattr(options, "names_home", False) and store.is_local(home):
-        Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim")
+        Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim", soft_wrap=True)
 
 
 def command() -> NoReturn:

@@ -50,6 +50,8 @@ logger = logging.getLogger("gr_core.flows")
 
 RECORDS = "retrain-runs"
 """Where a full retrain's flow run is on record, apart from those of nights, which run beside it."""
+WAIT_SECONDS = 5.0
+"""Between two looks whether the full retrain of another day has ended."""
 CHASES = 3
 """Times that nights may finish while the gate's rows are made; after that the nights wait for the full retrain."""
 
@@ -85,12 +87,22 @@ def full_retrain(
     where = home_uri(settings.name, home)
     prepare_tools(where)
     key = retrain_key(through)
-    with watched(), night_lock(where, key, name=RETRAIN_LOCK) as holder:
-        if holder is None:
-            with on_record(where, RECORDS):
-                return run_retrain(settings, where, through, runner)
-    message = f"full retrain {holder} is already running; this start ends"
-    return Completed(name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]})
+    told = None
+    with watched():
+        while True:
+            with night_lock(where, key, name=RETRAIN_LOCK) as holder:
+                if holder is None:
+                    with on_record(where, RECORDS):
+                        return run_retrain(settings, where, through, runner)
+            if holder == key:
+                message = f"full retrain {key} is already running; this start ends"
+                return Completed(
+                    name="Skipped", message=message, data={"date": key, "state": "running", "reasons": [message]}
+                )
+            if holder != told:
+                logger.info("full retrain %s is running in this home; %s waits for it", holder, key)
+                told = holder
+            time.sleep(WAIT_SECONDS)
 
 
 def run_retrain(settings: Config, home: str, through: Date, runner: Runner) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -28,7 +29,12 @@ def compare(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dic
     """Compare two versions; returns the object of example 7."""
     from gr_core.stages import comparing
 
-    return comparing.compare(settings, home, asked.a, asked.b), 0
+    return comparing.compare(settings, home, asked.a, asked.b, tell=_say), 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def add_commands(commands: options.Commands[Any], common: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from gr_core.lake.lock import RETRAIN_LOCK, running_night
 
 def full_retrain(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
     """Run a full retrain through a day, or what is missing of it; returns its object as a night of example 7."""
+    from gr_core.config_rules import check_rivals
     from gr_core.lake.journal import Journal, nights
     from gr_core.retrain import check_through, retrain_key
     from gr_core.stages import outcome
@@ -25,13 +26,14 @@ def full_retrain(asked: argparse.Namespace, settings: Config, home: str) -> tupl
         sys.stderr.write(f"full retrain {key} is finished ({done['state']}, {done['gate']}); nothing to do\n")
         return done, options.exit_status(done)
     holder = running_night(home, watch=True, name=RETRAIN_LOCK)
-    if holder is not None:
-        told = f"full retrain {holder} is already running; this start ends"
+    if holder == key:
+        told = f"full retrain {key} is already running; this start ends"
         sys.stderr.write(told + "\n")
-        return {"date": holder, "state": "running", "reasons": [told]}, options.DONE
+        return {"date": key, "state": "running", "reasons": [told]}, options.DONE
     entries = Journal(store.join(home, "lake", "journal")).entries()
+    check_rivals(settings, entries)
     if key not in nights(entries):
-        check_through(settings, home, asked.through, entries)
+        check_through(settings, home, asked.through, entries, running=holder)  # which the flow waits for
     prepare(home)
     from flows.full_retrain import full_retrain as flow
 

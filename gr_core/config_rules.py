@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from gr_core.config import Config
 from gr_core.errors import ConfigError
 from gr_core.lake.entries import Entry
+from gr_core.lake.ledger import champion
 from gr_core.model.settings import ModelConfig
 
 _MODEL_DEFAULTS = TypeAdapter(ModelConfig).dump_python(ModelConfig(), mode="json")
@@ -74,6 +75,31 @@ def trained_with(entries: Sequence[Entry], version: int) -> dict[str, Any]:
     """Return the resolved config that a registered version was trained with."""
     found = (e.payload for e in reversed(entries) if e.kind == "registered" and e.payload["version"] == version)
     return dict(next(found)["config"])
+
+
+def features_of(trained: dict[str, Any]) -> set[str]:
+    """Return the features, item_id among them, of the model of a resolved config."""
+    model = {**_MODEL_DEFAULTS, **trained["model"]}
+    return {*model["item_features"], *model["context_features"]}
+
+
+def check_rivals(config: Config, entries: Sequence[Entry]) -> None:
+    """Refuse a full retrain whose source does not give what the champion reads: the gate scores both on the same events.
+
+    Raises:
+        ConfigError: Names the features and the champion.
+    """
+    standing = champion(entries)
+    if standing is None:
+        return
+    lost = sorted(features_of(trained_with(entries, standing.version)) - {"item_id", *config.source.side_features})
+    if lost:
+        raise ConfigError(
+            f"source.feeds: the champion, version {standing.version}, reads {lost}, which this config no longer gives, and "
+            "the gate scores champion and challenger on the same events; keep them as side features, the new model's "
+            "model.item_features and model.context_features may leave them out",
+            where="source.feeds",
+        )
 
 
 def config_difference(was: Any, now: Any, prefix: str = "") -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from gr_core.config import Config
-from gr_core.config_rules import check_lake, config_difference
+from gr_core.config_rules import check_lake, check_rivals, config_difference
 from gr_core.data.due import make_bound
 from gr_core.errors import UsageError
 from gr_core.hashing import fingerprint
@@ -131,12 +131,13 @@ def open_retrain(config: Config, home: str, through: Date, *, at_us: int) -> Ret
 
     Raises:
         UsageError: No night of that day or a later one has finished, or another full retrain is unfinished.
-        ConfigError: `lake` differs from the home's.
+        ConfigError: `lake` differs from the home's, or a feature of the champion is gone from the source.
     """
     key, journal = retrain_key(through), Journal(store.join(home, "lake", "journal"))
     while True:
         entries = journal.entries()
         check_lake(config, entries)
+        check_rivals(config, entries)
         record = nights(entries).get(key)
         if record is not None:
             return _reopen(config, home, record, journal, at_us)
@@ -163,8 +164,17 @@ def open_retrain(config: Config, home: str, through: Date, *, at_us: int) -> Ret
         return Retrain(night=night, bound=bound, recipe=recipe(config, night.seed, erasures))
 
 
-def check_through(config: Config, home: str, through: Date, entries: Sequence[Entry]) -> None:
+def check_through(
+    config: Config, home: str, through: Date, entries: Sequence[Entry], *, running: str | None = None
+) -> None:
     """Refuse a full retrain that cannot begin.
+
+    Args:
+        config: Its config.
+        home: URI of the home.
+        through: Its last lake day.
+        entries: The whole journal.
+        running: Key of the unfinished one that is being run, which is waited for.
 
     Raises:
         UsageError: As `open_retrain`.
@@ -182,7 +192,7 @@ def check_through(config: Config, home: str, through: Date, entries: Sequence[En
             f"with later days by itself, so name {found[0]}",
             where="through",
         )
-    others = [record.date for record in open_retrains(entries) if record.key != retrain_key(through)]
+    others = [record.date for record in open_retrains(entries) if record.key not in (retrain_key(through), running)]
     if others:
         raise UsageError(
             f"a full retrain through {others[0]} has not finished; run it to its end with --through {others[0]} (it "

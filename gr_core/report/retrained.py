@@ -32,6 +32,12 @@ def windows(record: NightRecord) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def through(record: NightRecord) -> str:
+    """Return the last lake day that a night's version covers: of a full retrain that caught up, its last trained window's."""
+    trained = [one["through"] for one in windows(record) if one["state"] == "trained"]
+    return str(max([record.date, *trained]))
+
+
 def progress(record: NightRecord) -> str:
     """Return how far a full retrain has come, for a person."""
     told = windows(record)

@@ -72,7 +72,7 @@ def build_status(
     """
     seen = (record for record in nights(entries).values() if not record.is_prepared)
     records = [_seen(record, (running, retraining)) for record in seen]
-    records.sort(key=lambda record: (record.date, record.opened_us))
+    records.sort(key=lambda record: (retrained.through(record), record.opened_us))
     best = champion(entries)
     age = None if best is None or today is None else _age(best, today)
     found = _newest(records, best) + next_night.findings(records, entries) + _data(records) + _evaluation(records)
@@ -116,7 +116,7 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     Identity, state, gate, reasons and attempts are the journal's own; rows, counts, next_day and seconds are those
     that the finished night wrote. Where there is something to tell besides: action_rows, experiment, next_night
     (what the check of the champion found), and checkpoints (those scored beside training, as
-    gr_core.eval.watching.read_results returns them).
+    gr_core.eval.watching.read_results returns them); of a full retrain its windows and `through`, the last day it covers.
 
     Args:
         record: The night.
@@ -155,7 +155,7 @@ def night_object(record: NightRecord, supervised: Sequence[str] | None = None) -
     if figures.get("checkpoints"):
         value["checkpoints"] = figures["checkpoints"]
     if record.windows:
-        value["windows"] = retrained.windows(record)
+        value["windows"], value["through"] = retrained.windows(record), retrained.through(record)
     if record.experiment is not None:
         value["experiment"] = record.experiment
     return value
@@ -307,9 +307,15 @@ def _cells(night: Mapping[str, Any], actions: Sequence[str]) -> list[RenderableT
 
 
 def _name(night: Mapping[str, Any]) -> str:
-    """Return what a line calls a night: its day, and whether it is an experiment or a full retrain."""
-    kind = night.get("experiment") or ("full retrain" if night.get("mode") == retrained.MODE else None)
-    return str(night.get("date", "")) + (f" ({kind})" if kind else "")
+    """Return what a line calls a night: its day, and whether it is an experiment or a full retrain.
+
+    A full retrain that caught up stands under the last day that it covers, with the day that it was asked for.
+    """
+    day = str(night.get("date", ""))
+    last = str(night.get("through", day))
+    retrain = "full retrain" if last == day else f"full retrain of {day}"
+    kind = night.get("experiment") or (retrain if night.get("mode") == retrained.MODE else None)
+    return last + (f" ({kind})" if kind else "")
 
 
 def _number(value: int | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ class _Side:
     payload: dict[str, Any]
 
 
-def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
+def compare(config: Config, home: str, a: int, b: int, *, tell: Callable[[str], None] = logger.debug) -> dict[str, Any]:
     """Compare two registered versions; only reads.
 
     Args:
@@ -52,6 +52,7 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
         home: URI of the home.
         a: One version.
         b: The other; differences are b - a.
+        tell: Is told what is being done, a sentence each: loading and scoring take a while.
 
     Returns:
         a, b; metrics {key: {"a", "b", "delta", "low", "high"}}, of the holdout and of the night that each version was
@@ -67,16 +68,18 @@ def compare(config: Config, home: str, a: int, b: int) -> dict[str, Any]:
     entries = Journal(store.join(home, "lake", "journal")).entries()
     check_lake(config, entries)
     sides = (_side(entries, a), _side(entries, b))
-    scored = _scored(config, home, entries, sides)
+    scored = _scored(config, home, entries, sides, tell)
     data = [_data(entries, side) for side in sides]
     if scored is None:
         metrics, slices = _measured_apart(home, sides), []
     else:
         on, first, second = scored
         names, supervised = on.settings.source.action_names, on.settings.source.supervised_mask
+        tell(f"comparing {len(first.labels):,} events, {config.gate.num_resamples} resamples of their users")
         found = pairing.pair(first, second, names, supervised, config.gate, seed=on.seed)
         metrics = pairing.flat("holdout", found)
         parts = [slicing.by_day(first.time, config.lake.zone), *_slicings(config, on, first)]
+        tell(f"comparing slices: by day, {', '.join(one.name for one in config.evaluation.slices) or 'nothing else'}")
         slices = pairing.by_slice(first, second, names, supervised, config.gate, parts, seed=on.seed)
         for one in data:
             one["holdout"] = {"night": on.key, "rows": first.digest, "events": len(first.labels)}
@@ -137,7 +140,7 @@ def _data(entries: list[Entry], side: _Side) -> dict[str, Any]:
 
 
 def _scored(
-    config: Config, home: str, entries: list[Entry], sides: tuple[_Side, _Side]
+    config: Config, home: str, entries: list[Entry], sides: tuple[_Side, _Side], tell: Callable[[str], None]
 ) -> tuple[Night, scoring.Scored, scoring.Scored] | None:
     """Score one night's holdout by both versions; None where neither night's can be."""
     newest = sorted(sides, key=lambda side: (side.version.date, side.version.version), reverse=True)
@@ -148,7 +151,11 @@ def _scored(
             pack, words = rescoring.recorded(night, "pack", "holdout"), rescoring.recorded(night, "vocabulary")
             if not pack["num_supervised"] or not packing.pack_intact(pack):
                 raise FormatError(f"the holdout pack of night {night.key} is empty, gone or damaged", where=night.key)
+            tell(
+                f"version {own.version.version} scores the {pack['num_supervised']:,} holdout events of night {night.key}"
+            )
             mine = judging.score(night, own.version.checkpoint, pack, words, num_threads=2)
+            tell(f"version {other.version.version} scores them")
             theirs = rivals.aligned(_score_other(night, entries, own, other, pack, words), mine)
         except (FormatError, FileNotFoundError) as error:
             logger.warning("night %s's holdout is not scored by both: %s", night.key, error)

@@ -7,19 +7,21 @@ first night. Each night may lose up to `gate.margin`; against the root the losse
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from gr_core.config_rules import features_of, trained_with
 from gr_core.data import vocabulary
-from gr_core.errors import FormatError, UsageError
+from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.eval.scoring import Scored
 from gr_core.lake import store
 from gr_core.lake.journal import Champion
 from gr_core.lake.lineage import FULL_RETRAIN, Lineage
 from gr_core.night import Night
-from gr_core.stages import judging, packing
+from gr_core.stages import judging, packing, sequencing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ def score_all(night: Night, standing: Champion | None, challenger: Scored, holdo
         return Rivals(champion=best, full_retrain=best if version is not None else None)
     try:
         full = aligned(score_version(night, version, holdout), challenger)
-    except (FormatError, UsageError, FileNotFoundError) as error:
+    except (ConfigError, FormatError, UsageError, FileNotFoundError) as error:
         action = night.settings.gate.action
         trouble = (
             f"gate.cumulative.{action}: the last full retrain, version {version}, cannot be scored ({error}); restore it, "
@@ -91,7 +93,8 @@ def score_version(night: Night, version: int, holdout: Holdout) -> Scored:
         Scores of the same events; a version of another lineage numbers ids differently and packs them in another order.
 
     Raises:
-        FormatError: The version's checkpoint is damaged, or of other features or actions.
+        FormatError: The version's checkpoint is damaged, or of other actions.
+        ConfigError: It reads a feature that the night's source no longer gives.
         FileNotFoundError: It is gone.
         UsageError: It was pruned.
     """
@@ -101,8 +104,28 @@ def score_version(night: Night, version: int, holdout: Holdout) -> Scored:
         return judging.score(night, payload["checkpoint"], holdout.pack, holdout.words, num_threads=2)
     own = {"uri": payload["vocabulary"], "version": vocabulary.load(store.local_copy(payload["vocabulary"])).version}
     name = f"holdout-version-{version}"
+    trained = trained_with(entries, version)
+    if features_of(trained) != set(night.settings.model.features):
+        return _score_by_own_features(night, trained, payload["checkpoint"], holdout, own)
     rows = packing.encode_pack(night, holdout.ingested, holdout.buckets, own, "holdout", name=name)
     return judging.score(night, payload["checkpoint"], rows, own, num_threads=2)
+
+
+def _score_by_own_features(
+    night: Night, trained: dict[str, Any], checkpoint: str, holdout: Holdout, words: dict[str, Any]
+) -> Scored:
+    """Score the night's holdout by a version of other features: from sequences of its own, made and left in a scratch folder."""
+    config = night.config
+    train = {**config["train"], "position_feature": None, "position_weights": {}, "planned_rows": {}}
+    own = {name: trained[name] for name in ("model", "vocabulary", "sequences")}
+    own |= {"pack": {**trained["pack"], "event_weight": None}, "train": train}
+    with tempfile.TemporaryDirectory(prefix="daybreak-rival-") as folder:
+        alike = replace(night, config={**config, **own})
+        scratch = replace(alike, home=folder, finished=False)
+        every = range(night.settings.lake.num_buckets)
+        buckets = [sequencing.build_bucket(alike, holdout.ingested, bucket, into=scratch) for bucket in every]
+        rows = packing.encode_pack(scratch, holdout.ingested, buckets, words, "holdout", name="holdout")
+        return judging.score(night, checkpoint, rows, words, num_threads=2)
 
 
 def aligned(rival: Scored, challenger: Scored) -> Scored:

@@ -52,6 +52,10 @@ def test_a_person_reads_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     for text in ("user_id", "***", "603", f"{DAY}: ok; a night would run: ingest, sequences", "gate: "):
         assert text in shown
+    lines = shown.splitlines()
+    assert max(map(len, lines)) > 150, "a pipe has no width: nothing is cut, and no finding is wrapped"
+    assert "…" not in shown
+    assert sum("info: with " in line and "would reach 80%" in line for line in lines) <= 1
 
 
 def test_the_embedded_world_is_checked_without_a_home(

@@ -259,8 +259,13 @@ def test_a_night_killed_in_training_is_taken_up_and_ends_as_if_undisturbed(tmp_p
     assert night["attempts"] == 2
     assert {path: path.stat().st_mtime_ns for path in manifests} == manifests
     with contextlib.closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
-        states = database.execute("SELECT state_type FROM flow_run ORDER BY created").fetchall()
-    assert states == [("CRASHED",), ("COMPLETED",)]
+        states = database.execute("SELECT state_type, id FROM flow_run ORDER BY created").fetchall()
+        asked = "SELECT name FROM task_run WHERE state_type <> 'COMPLETED' AND flow_run_id = ?"
+        unsettled = database.execute(asked, (states[-1][1],)).fetchall()
+        number = database.execute("SELECT count(*) FROM task_run WHERE flow_run_id = ?", (states[-1][1],)).fetchone()
+    assert [state for state, _ in states] == ["CRASHED", "COMPLETED"]
+    assert number[0] > 10
+    assert unsettled == [], "the command ended before its server had on record how its task runs ended"
     assert mlflow_states(home) == {DAY: "FINISHED", "train": "FINISHED", "evaluate": "FINISHED"}
     for key in ("gate", "version", "rows", "due_events", "supervised_events", "new_events", "holdout_events"):
         assert night[key] == undisturbed[key], key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import date as Date
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from flows.cli import main
 from flows.nightly import nightly
 from gr_core.lake.journal import Journal, NightRecord, champion, nights
 from gr_core.lake.lineage import Lineage
+from gr_core.lake.lock import RETRAIN_LOCK, night_lock
 from gr_core.registry.mlflow_store import MlflowStore
 from gr_core.stages import training
 from tests.flows.test_nightly import artifacts_of, flow_runs, mlflow_runs
@@ -127,6 +129,11 @@ def test_status_mlflow_and_prefect_tell_of_it(shifted: dict[str, Any], capsys: p
     shown = next(night for night in status["nights"] if night["mode"] == "full_retrain")
 
     assert (shown["date"], shown["gate"], shown["parent"]) == (anew.date, "promoted", None)
+    assert shown["through"] == shifted["beside"][0]["date"], "it caught up with the night beside it"
+    place = status["nights"].index(shown)
+    assert [night["date"] for night in status["nights"][:place]] == sorted(
+        night["date"] for night in status["nights"] if night["date"] <= shown["through"] and night is not shown
+    )
     assert [window["state"] for window in shown["windows"]] == ["trained"] * 4
     assert shown["supervised_events"] == sum(window["supervised_events"] for window in shown["windows"])
     assert not [found for found in status["findings"] if "full retrain" in found["message"]]
@@ -139,6 +146,48 @@ def test_status_mlflow_and_prefect_tell_of_it(shifted: dict[str, Any], capsys: p
     run = next(run for run in flow_runs(f"nightly {anew.date}") if str(home) in str(run.parameters))
     drift = next(one for one in artifacts_of(run.id) if one.key == "drift")
     assert "next-day NE" in str(drift.description)
+
+
+@pytest.mark.parametrize("other", ["2025-06-02+full-retrain", None], ids=["of another day", "of its own"])
+def test_a_start_beside_a_running_one_waits_as_a_night_does(
+    shifted: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    other: str | None,
+) -> None:
+    """Beside one of another day it waits for its end and runs, with its own outcome; beside its own it ends at once."""
+    home, day = str(shifted["home"]), "2025-06-03"
+    words = ["full-retrain", "--config", str(shifted["config"]), "--home", home, "--through", day, "--json"]
+    words += [word for key in shifted["set"] for word in ("--set", key)]
+    ran = {"date": day, "state": "completed", "gate": "held", "reasons": ["as told"]}
+    monkeypatch.setattr(retrains, "run_retrain", lambda *_: ran)
+    monkeypatch.setattr(retrains, "WAIT_SECONDS", 0.05)
+    caplog.set_level("INFO")
+    held, ended = threading.Event(), threading.Event()
+
+    def run_beside() -> None:
+        with night_lock(home, other or f"{day}+full-retrain", name=RETRAIN_LOCK):
+            held.set()
+            while "waits for it" not in caplog.text and not ended.wait(0.02):
+                pass
+
+    beside = threading.Thread(target=run_beside)
+    beside.start()
+    assert held.wait(10)
+    try:
+        status = main(words)
+    finally:
+        ended.set()
+        beside.join()
+    told = json.loads(capsys.readouterr().out)
+
+    if other is None:
+        assert (status, told["state"]) == (0, "running")
+        assert told["reasons"] == [f"full retrain {day}+full-retrain is already running; this start ends"]
+    else:
+        assert (status, told) == (3, ran)
+        assert f"full retrain {other} is running in this home; {day}+full-retrain waits for it" in caplog.text
 
 
 def test_a_finished_full_retrain_trains_nothing_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,23 @@ def test_compare_prints_the_object_of_example_7(capsys: pytest.CaptureFixture[st
     assert (value["data"]["a"]["commit"], value["data"]["b"]["commit"]) == (1, 2)
     assert main(["compare", "1", "2", *home]) == 0
     assert "no night's holdout could be scored by both versions" in capsys.readouterr().out
+
+
+def test_compare_says_what_it_does_on_stderr(
+    capsys: pytest.CaptureFixture[str], home: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it loads and scores; the one object alone is on stdout."""
+
+    def compare(*_: Any, tell: Callable[[str], None]) -> dict[str, Any]:
+        tell("version 2 scores them")
+        return {"a": 1}
+
+    monkeypatch.setattr("gr_core.stages.comparing.compare", compare)
+    assert main(["compare", "1", "2", *home, "--json"]) == 0
+
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"a": 1}
+    assert "version 2 scores them\n" in said.err
 
 
 def test_the_next_start_of_a_night_sets_the_aliases_that_a_kill_left(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,29 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnServer]:
     made.start(60)
     yield made
     made.stop()
+
+
+def test_a_command_ends_when_its_task_runs_are_on_record(server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their last states reach the server as events; the wait for them is bounded, since a killed task's run stays open."""
+    asked: list[dict[str, Any]] = []
+    counts = [2, 1, 0]
+
+    def post(_client: httpx.Client, _url: str, *, json: dict[str, Any]) -> httpx.Response:
+        asked.append(json["task_runs"])
+        return httpx.Response(200, json=counts[len(asked) - 1] if len(asked) <= len(counts) else 1)
+
+    monkeypatch.setattr(httpx.Client, "post", post)
+    monkeypatch.setattr(own_server, "SETTLE_SECONDS", 0.5)
+    monkeypatch.setattr(own_server, "_LOOK_SECONDS", 0.01)
+    server._settle()
+    settled = len(asked)
+    server.stop()
+
+    assert settled == 3
+    assert server.server_process is None
+    assert settled + 1 < len(asked) < 1000
+    assert "RUNNING" in asked[0]["state"]["type"]["any_"]
+    assert asked[0]["expected_start_time"]["after_"] < datetime.now(UTC).isoformat()
 
 
 def test_a_server_that_died_is_started_again_at_its_place(server: OwnServer, caplog: pytest.LogCaptureFixture) -> None:

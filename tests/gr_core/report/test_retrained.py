@@ -6,9 +6,10 @@ from datetime import date
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gr_core.lake.entries import Entry
-from gr_core.report.status import build_status
+from gr_core.report.status import build_status, render_status
 
 DAY = 86_400_000_000
 KEY = "2025-06-04+full-retrain"
@@ -54,6 +55,26 @@ def test_a_running_full_retrain_tells_its_window() -> None:
     (finding,) = found["findings"]
     assert finding["level"] == "info"
     assert "is running: window 2 of 2, through 2025-06-04" in finding["message"]
+
+
+def test_one_that_caught_up_stands_under_the_day_that_its_data_ends_at() -> None:
+    """After the night whose events it read, with both days; a window of a recipe that was given up counts for nothing."""
+    night = (opened("2025-06-05", "nightly", "2025-06-05"),)
+    done = ("finished", KEY, {"state": "completed", "bound": BOUND, "status": {}})
+    given_up = window(9, "trained", recipe="old")
+    found = status(
+        opened(KEY, "full_retrain", "2025-06-04"), given_up, *night, *STARTED[1:], window(3, "trained"), done
+    )
+
+    assert [(one["date"], one.get("through")) for one in found["nights"]] == [
+        ("2025-06-04", None),
+        ("2025-06-05", None),
+        ("2025-06-04", "2025-06-06"),
+    ]
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render_status(found))
+    assert "2025-06-06 (full retrain of 2025-06-04)" in capture.get()
 
 
 def test_one_whose_process_is_gone_is_a_warning() -> None:

@@ -39,9 +39,12 @@ def compared(poisoned: World, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return config, home
 
 
+TOLD: list[str] = []  # what the last comparison said that it does
+
+
 def compare(config: Path, home: Path, a: int, b: int, *overrides: str) -> dict[str, Any]:
     """Compare two versions; the object survives JSON."""
-    value = comparing.compare(load_config(config, list(overrides)), str(home), a, b)
+    value = comparing.compare(load_config(config, list(overrides)), str(home), a, b, tell=TOLD.append)
     assert json.loads(json.dumps(value, allow_nan=False)) == value
     return value
 
@@ -51,8 +54,15 @@ def test_versions_of_two_lineages_are_compared_as_the_gate_did(compared: tuple[P
     config, home = compared
     before = snapshot(home)
 
+    TOLD.clear()
     value = compare(config, home, 2, 3)
 
+    assert [line.split(" ", 2)[:2] for line in TOLD] == [
+        ["version", "3"],
+        ["version", "2"],
+        ["comparing", f"{value['data']['a']['holdout']['events']:,}"],
+        ["comparing", "slices:"],
+    ]
     figures = next(e.payload["figures"] for e in reversed(entries_of(home)) if e.kind == "decided")
     assert figures["rows_challenger"] == figures["rows_champion"]
     ne = value["metrics"]["holdout/ne/click"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gr_core.config import parse_config
+from gr_core.errors import ConfigError
 from gr_core.lake.journal import Champion, champion
 from gr_core.night import Night
+from gr_core.retrain import open_retrain
 from gr_core.stages import gating, judging, rivals
-from tests.erased import THIRD, entries_of
+from tests.erased import SECOND, THIRD, entries_of
 from tests.plain import run
 
 Third = tuple[Night, Champion, dict[str, Any], rivals.Holdout]
@@ -57,6 +61,42 @@ def test_the_last_full_retrain_is_scored_on_the_same_rows(third: Third, challeng
         (1 + figures["difference"]) / (1 + figures["cumulative_difference"])
     )
     assert figures["cumulative_lower_bound"] < figures["cumulative_difference"] < figures["cumulative_upper_bound"]
+
+
+def test_a_champion_of_other_features_is_scored_on_the_same_rows(third: Third, challenger: Any) -> None:
+    """A full retrain without `surface`, which the champion reads: it gets sequences of its own, and its scores stay its own."""
+    night, standing, _, holdout = third
+    model = {**night.config["model"], "context_features": []}
+    words = {"item_id": night.config["vocabulary"]["item_id"]}
+    other = replace(
+        night, mode="full_retrain", parent=None, config={**night.config, "model": model, "vocabulary": words}
+    )
+    before = sorted(Path(night.home).rglob("*"))
+
+    found = rivals.aligned(rivals.score_version(other, standing.version, holdout), challenger)
+
+    usual = rivals.score_version(night, standing.version, holdout)
+    assert found.digest == challenger.digest
+    assert np.allclose(found.logits, usual.logits, atol=1e-5)
+    assert not np.allclose(found.logits, challenger.logits, atol=1e-3)
+    assert sorted(Path(night.home).rglob("*")) == before
+
+
+def test_a_feature_that_the_champion_reads_must_stay_in_the_source(third: Third) -> None:
+    """A full retrain that could not be gated is refused before it begins, with the column's name."""
+    night, _, _, _ = third
+    raw = json.loads(json.dumps(night.config))
+    for feed in raw["source"]["feeds"]:
+        feed["side"] = {}
+    raw["model"]["context_features"] = []
+    del raw["vocabulary"]["surface"]
+    entries = night.journal.entries()
+
+    with pytest.raises(
+        ConfigError, match=r"champion, version 2, reads \['surface'\], which this config no longer gives"
+    ):
+        open_retrain(parse_config(raw), night.home, SECOND, at_us=1)
+    assert night.journal.entries() == entries
 
 
 def test_what_equals_the_champion_and_fell_behind_the_root_is_held(third: Third, challenger: Any) -> None:
