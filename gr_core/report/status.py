@@ -72,7 +72,8 @@ def build_status(
     """
     seen = (record for record in nights(entries).values() if not record.is_prepared)
     records = [_seen(record, (running, retraining)) for record in seen]
-    records.sort(key=lambda record: (retrained.through(record), record.opened_us))
+    # a full retrain after the nights whose events it covers
+    records.sort(key=lambda record: (retrained.through(record), record.mode == retrained.MODE, record.opened_us))
     best = champion(entries)
     age = None if best is None or today is None else _age(best, today)
     found = _newest(records, best) + next_night.findings(records, entries) + _data(records) + _evaluation(records)
