@@ -20,6 +20,7 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from gr_core.config import Config
+from gr_core.errors import DamagedFile
 from gr_core.lake import store
 from gr_core.stages import projecting
 
@@ -43,7 +44,7 @@ def on_record(home: str, folder: str = FOLDER, settings: Config | None = None) -
     dead = store.listing(folder)
     for left in dead:
         if (name := left.name.removesuffix(".json")) != own:  # else killed, and started again as the same run
-            _crash(name, str(store.read_json(left.uri).get("root") or ""))
+            _crash(name, _root(left.uri))
             store.remove(left.uri)
     record = store.join(folder, f"{own}.json") if own is not None else None
     if record is not None:
@@ -55,6 +56,15 @@ def on_record(home: str, folder: str = FOLDER, settings: Config | None = None) -
             projecting.end_dead(settings, home)
         if record is not None:
             store.remove(record)
+
+
+def _root(uri: str) -> str:
+    """Return the run that a left run was part of; "" where its record does not say, or is damaged."""
+    try:
+        return str(store.read_json(uri).get("root") or "")
+    except (DamagedFile, AttributeError) as error:
+        logger.warning("the record of a flow run is passed over: %s", error)
+        return ""
 
 
 def _crash(run: str, root: str) -> None:

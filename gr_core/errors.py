@@ -6,6 +6,7 @@ DaybreakError
 ├── DataContractError   exit 2: raw data that breaks the contract (file, column, value)
 ├── BoundError          exit 2: a run whose bound lies below its parent's
 ├── FormatError         exit 2: a file written by another format version, or damaged
+│   └── DamagedFile     exit 2: a JSON file that is none any more; also a ValueError
 ├── StoreUnavailable    exit 1: storage did not answer; the only transient one, retried
 ├── StoreFull           exit 1: a disk or a quota is full; waiting does not mend it
 ├── CommitConflict      exit 1: other writers won every attempt
@@ -67,6 +68,10 @@ class FormatError(DaybreakError):
     """A stored file has another format number, or its digest does not match."""
 
     exit_code = 2
+
+
+class DamagedFile(FormatError, ValueError):
+    """A stored file is cut off or holds other bytes; a ValueError too, for readers that make such a file again."""
 
 
 class StoreUnavailable(DaybreakError):

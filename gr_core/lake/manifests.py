@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gr_core.errors import FormatError
+from gr_core.errors import DamagedFile, FormatError
 from gr_core.lake import store
 
 logger = logging.getLogger("gr_core.night")
@@ -18,16 +18,14 @@ def read(uri: str) -> dict[str, Any] | None:
         uri: The manifest's file.
 
     Raises:
-        FormatError: It is cut off, or no manifest.
+        DamagedFile: It is cut off, or no manifest.
     """
     try:
         told = store.read_json(uri)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise FormatError(f"{uri} is damaged: {error}", where=uri) from error
     if not isinstance(told, dict) or "fingerprint" not in told or not isinstance(told.get("result"), dict):
-        raise FormatError(f"{uri} is damaged: it has no fingerprint and result of a stage", where=uri)
+        raise DamagedFile(f"{uri} is damaged, it has no fingerprint and result of a stage", where=uri)
     return told
 
 
@@ -40,8 +38,8 @@ def read_or_warn(uri: str, consequence: str) -> dict[str, Any] | None:
     """
     try:
         return read(uri)
-    except FormatError as error:
-        logger.warning("%s; %s", error, consequence)
+    except DamagedFile:
+        logger.warning("%s is damaged; %s", uri, consequence)
         return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import polars as pl
 
 from gr_core.data.joining import WAITING
-from gr_core.lake import store
+from gr_core.lake import besides, store
 
 
 def write(root: str, number: int, night: str, rows: pl.DataFrame) -> str:
@@ -47,7 +47,7 @@ def read(root: str, path: str) -> pl.DataFrame:
     """Read what waits after a commit as `joining.WAITING`; path "" is nothing."""
     if not path:
         return WAITING.to_frame()
-    return pl.read_parquet(io.BytesIO(store.read_bytes(store.join(root, path)))).select(WAITING.names())
+    return besides.read(store.join(root, path), "waiting actions").select(WAITING.names())
 
 
 def _write(uri: str, rows: pl.DataFrame) -> None:

@@ -11,7 +11,7 @@ import io
 
 import polars as pl
 
-from gr_core.lake import store
+from gr_core.lake import besides, store
 
 SCHEMA = pl.Schema({"reason": pl.String, "feed": pl.String, "file": pl.String, "row": pl.String})
 
@@ -40,4 +40,4 @@ def read(root: str, path: str) -> pl.DataFrame:
     """Read one commit's quarantine as `SCHEMA`; path "" is an empty one."""
     if not path:
         return SCHEMA.to_frame()
-    return pl.read_parquet(io.BytesIO(store.read_bytes(store.join(root, path)))).select(SCHEMA.names())
+    return besides.read(store.join(root, path), "quarantined rows").select(SCHEMA.names())

@@ -17,6 +17,7 @@ from typing import Any
 
 from gr_core.atomic import write_whole
 from gr_core.environment import scan_options, storage_options
+from gr_core.errors import DamagedFile
 from gr_core.lake import folders, remote
 from gr_core.lake.remote import answering
 from gr_core.lake.trouble import named
@@ -165,8 +166,11 @@ def remove_leftovers(uri: str) -> None:
 
 
 def read_json(uri: str) -> Any:
-    """Return a JSON file's value; FileNotFoundError where there is none."""
-    return json.loads(read_bytes(uri))
+    """Return a JSON file's value; FileNotFoundError where there is none, DamagedFile where it is no JSON."""
+    try:
+        return json.loads(read_bytes(uri))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{uri} is damaged, it is no JSON: {error}; restore it from a backup", where=uri) from error
 
 
 def write_json(uri: str, value: Any) -> None:

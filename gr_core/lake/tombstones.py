@@ -9,6 +9,7 @@ nothing): who can guess an id can tell whether it is listed.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +17,12 @@ from typing import Any
 
 import polars as pl
 
+from gr_core.errors import DamagedFile
 from gr_core.formats import check_format
 from gr_core.hashing import bucket_of
 from gr_core.lake import store
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 FOLDER = "tombstones"
@@ -96,7 +100,10 @@ def add(lake: str, user: str, num_buckets: int, *, at_us: int, versions: list[in
     uri = store.join(lake, FOLDER, name)
     try:
         before = _read(uri)
-    except (FileNotFoundError, ValueError):
+    except DamagedFile as error:
+        logger.warning("%s; it is written anew, with what is known now of versions trained on the user", error)
+        before = {"format": FORMAT, "at_us": at_us, "versions": []}
+    except FileNotFoundError:
         before = {"format": FORMAT, "at_us": at_us, "versions": []}
     value = {**before, "versions": sorted({*before["versions"], *versions})}
     store.write_json(uri, value)

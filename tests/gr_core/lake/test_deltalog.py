@@ -145,3 +145,16 @@ def test_the_command_ends_with_exit_2(home: Path, capsys: pytest.CaptureFixture[
     told = json.loads(capsys.readouterr().out)["error"]
 
     assert (status, told["type"], told["where"]) == (cli.BAD_INPUT, "FormatError", str(victim))
+
+
+@pytest.mark.parametrize(("harm", "told"), [(cut, "is damaged: "), (Path.unlink, "is missing; restore")])
+def test_a_damaged_file_of_quarantined_rows_is_named(tmp_path: Path, harm: Callable[[Path], None], told: str) -> None:
+    """So is one of waiting actions, which is read alike."""
+    events = table(tmp_path, CONFIG)
+    events.ingest("n1", batch(CONFIG, event("a"), bad=2), parent=None)
+    victim = next((tmp_path / "lake" / "quarantine").rglob("*.parquet"))
+    harm(victim)
+
+    with pytest.raises(FormatError, match="the quarantined rows of a commit, " + told) as refused:
+        events.quarantine(1)
+    assert refused.value.where == str(victim)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import polars as pl
+import pytest
 
+from gr_core.errors import FormatError
 from gr_core.hashing import bucket_of
 from gr_core.lake import tombstones
 
@@ -52,3 +54,17 @@ def test_asking_twice_keeps_the_first_and_adds_versions(tmp_path: Path) -> None:
     assert second == {"format": 1, "at_us": 1, "versions": [1, 2]}
     assert tombstones.add(lake(tmp_path), "u7", 8, at_us=10, versions=[]) == second
     assert len(list((tmp_path / "lake" / "tombstones").iterdir())) == 1
+
+
+def test_a_damaged_one_is_named_and_hides_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its name is what hides the user; its versions are told to be lost, never passed over."""
+    tombstones.add(lake(tmp_path), "u7", 8, at_us=1, versions=[3])
+    (path,) = (tmp_path / "lake" / "tombstones").iterdir()
+    path.write_text('{"format": 1, "ver')
+
+    assert tombstones.load(lake(tmp_path)).hides(pl.Series(["u7"])).to_list() == [True]
+    with pytest.raises(FormatError, match=f"{path.name} is damaged, it is no JSON"):
+        tombstones.trained(lake(tmp_path))
+    tombstones.add(lake(tmp_path), "u7", 8, at_us=2, versions=[4])
+    assert f"{path.name} is damaged" in caplog.text
+    assert tombstones.trained(lake(tmp_path)) == [[4]]

@@ -108,7 +108,7 @@ def test_damaged_outputs_of_an_unfinished_night_are_made_again(
     assert again["ingest"]["bound"] == first["ingest"]["bound"]
     warned = [one.getMessage() for one in caplog.records if one.name == "gr_core.night" and one.levelname == "WARNING"]
     told = {
-        "manifest": f"{victims[what]} is damaged: ",
+        "manifest": f"{victims[what]} is damaged; ingest is done again",
         "pack": "pack train: its output is missing or damaged; it is made again",
         "sequences": "sequences 00000: its output is missing or damaged; it is made again",
         "vocabulary": "vocabulary: its output is missing or damaged; it is made again",
