@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gr_core.errors import FormatError, UsageError
+from gr_core.errors import ConfigError, FormatError, UsageError
 from gr_core.eval import gate as gates
 from gr_core.eval import next_night
 from gr_core.eval.scoring import Scored
@@ -119,7 +119,7 @@ def _compared(
     try:
         ours, theirs = (rescoring.score(night, entries, model, rows) for model in models)
         newest = [model.state()["newest_supervised_us"] for model in models]
-    except (FormatError, FileNotFoundError) as error:
+    except (ConfigError, FormatError, FileNotFoundError) as error:
         logger.warning("the champion is not checked: %s", error)
         return next_night.Verdict(worse=False, reason=f"not checked: {error}")
     fresh = next_night.untrained(ours, bit, action, newest)

@@ -6,10 +6,12 @@ its ids differently: the same events are encoded anew by that model's vocabulary
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gr_core.config_rules import features_of, trained_with
 from gr_core.data import vocabulary
 from gr_core.errors import FormatError
 from gr_core.eval import scoring
@@ -19,7 +21,7 @@ from gr_core.lake.ledger import NightRecord
 from gr_core.lake.lineage import Lineage
 from gr_core.lake.moved import rebased
 from gr_core.night import Night
-from gr_core.stages import judging, packing
+from gr_core.stages import judging, packing, sequencing
 from gr_core.stages.sequencing import Role
 
 
@@ -90,11 +92,16 @@ def score(
         The scores over all actions, in the order of the pack that was read; `rivals.aligned` brings two of them into one.
 
     Raises:
-        FormatError: The model has other features than the night encodes, or its checkpoint or vocabulary is damaged.
+        FormatError: Its checkpoint or vocabulary is damaged; or it has no version, and other features than the night encodes.
+        ConfigError: It reads a feature that the night's source no longer gives.
     """
     parent = night.parent.version if night.parent else None
     if model.vocabulary == rows.words["uri"] or model.version in _ancestors(entries, parent):
         return judging.score(night, model.checkpoint, rows.pack, rows.words)
+    trained = None if model.version is None else trained_with(entries, model.version)
+    if trained is not None and features_of(trained) != set(night.settings.model.features):
+        words = {"uri": model.vocabulary, "version": vocabulary.load(store.local_copy(model.vocabulary)).version}
+        return score_by_own_features(night, trained, model.checkpoint, words, rows.ingested, rows.role)
     return score_anew(into or night, model, rows.ingested, rows.buckets, rows.role)
 
 
@@ -124,6 +131,38 @@ def score_anew(
     own = {"uri": model.vocabulary, "version": found.version}
     pack = packing.encode_pack(night, ingested, buckets, own, role, name=f"{role}-of-{found.version}")
     return judging.score(night, model.checkpoint, pack, own)
+
+
+def score_by_own_features(
+    night: Night, trained: dict[str, Any], checkpoint: str, words: dict[str, Any], ingested: dict[str, Any], role: Role
+) -> scoring.Scored:
+    """Score a night's rows by a version of other features: from sequences of its own, made and left in a scratch folder.
+
+    Args:
+        night: The night; what it is due to, and whose rows they are.
+        trained: The resolved config that the version was trained with.
+        checkpoint: The version's.
+        words: The version's vocabulary (uri, version).
+        ingested: What the night's ingestion returned.
+        role: Which of its rows.
+
+    Returns:
+        The scores over all of the night's actions, in the order of the version's own pack.
+
+    Raises:
+        ConfigError: The version reads a feature that the night's source no longer gives.
+    """
+    config = night.config
+    train = {**config["train"], "position_feature": None, "position_weights": {}, "planned_rows": {}}
+    own = {name: trained[name] for name in ("model", "vocabulary", "sequences")}
+    own |= {"pack": {**trained["pack"], "event_weight": None}, "train": train}
+    with tempfile.TemporaryDirectory(prefix="daybreak-rival-") as folder:
+        alike = replace(night, config={**config, **own})
+        scratch = replace(alike, home=folder, finished=False)
+        every = range(night.settings.lake.num_buckets)
+        buckets = [sequencing.build_bucket(alike, ingested, bucket, into=scratch) for bucket in every]
+        rows = packing.encode_pack(scratch, ingested, buckets, words, role, name=role)
+        return judging.score(night, checkpoint, rows, words, num_threads=2)
 
 
 def _ancestors(entries: Sequence[Entry], version: int | None) -> set[int]:

@@ -7,7 +7,6 @@ first night. Each night may lose up to `gate.margin`; against the root the losse
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from gr_core.lake import store
 from gr_core.lake.journal import Champion
 from gr_core.lake.lineage import FULL_RETRAIN, Lineage
 from gr_core.night import Night
-from gr_core.stages import judging, packing, sequencing
+from gr_core.stages import judging, packing, rescoring
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,26 +105,9 @@ def score_version(night: Night, version: int, holdout: Holdout) -> Scored:
     name = f"holdout-version-{version}"
     trained = trained_with(entries, version)
     if features_of(trained) != set(night.settings.model.features):
-        return _score_by_own_features(night, trained, payload["checkpoint"], holdout, own)
+        return rescoring.score_by_own_features(night, trained, payload["checkpoint"], own, holdout.ingested, "holdout")
     rows = packing.encode_pack(night, holdout.ingested, holdout.buckets, own, "holdout", name=name)
     return judging.score(night, payload["checkpoint"], rows, own, num_threads=2)
-
-
-def _score_by_own_features(
-    night: Night, trained: dict[str, Any], checkpoint: str, holdout: Holdout, words: dict[str, Any]
-) -> Scored:
-    """Score the night's holdout by a version of other features: from sequences of its own, made and left in a scratch folder."""
-    config = night.config
-    train = {**config["train"], "position_feature": None, "position_weights": {}, "planned_rows": {}}
-    own = {name: trained[name] for name in ("model", "vocabulary", "sequences")}
-    own |= {"pack": {**trained["pack"], "event_weight": None}, "train": train}
-    with tempfile.TemporaryDirectory(prefix="daybreak-rival-") as folder:
-        alike = replace(night, config={**config, **own})
-        scratch = replace(alike, home=folder, finished=False)
-        every = range(night.settings.lake.num_buckets)
-        buckets = [sequencing.build_bucket(alike, holdout.ingested, bucket, into=scratch) for bucket in every]
-        rows = packing.encode_pack(scratch, holdout.ingested, buckets, words, "holdout", name="holdout")
-        return judging.score(night, checkpoint, rows, words, num_threads=2)
 
 
 def aligned(rival: Scored, challenger: Scored) -> Scored:

@@ -16,7 +16,7 @@ from gr_core.errors import ConfigError
 from gr_core.lake.journal import Champion, champion
 from gr_core.night import Night
 from gr_core.retrain import open_retrain
-from gr_core.stages import gating, judging, rivals
+from gr_core.stages import gating, judging, rescoring, rivals
 from tests.erased import SECOND, THIRD, entries_of
 from tests.plain import run
 
@@ -65,7 +65,7 @@ def test_the_last_full_retrain_is_scored_on_the_same_rows(third: Third, challeng
 
 def test_a_champion_of_other_features_is_scored_on_the_same_rows(third: Third, challenger: Any) -> None:
     """A full retrain without `surface`, which the champion reads: it gets sequences of its own, and its scores stay its own."""
-    night, standing, _, holdout = third
+    night, standing, done, holdout = third
     model = {**night.config["model"], "context_features": []}
     words = {"item_id": night.config["vocabulary"]["item_id"]}
     other = replace(
@@ -78,6 +78,18 @@ def test_a_champion_of_other_features_is_scored_on_the_same_rows(third: Third, c
     usual = rivals.score_version(night, standing.version, holdout)
     assert found.digest == challenger.digest
     assert np.allclose(found.logits, usual.logits, atol=1e-5)
+    rows = rescoring.Rows(
+        role="next_day",
+        pack=done["pack"]["next_day"],
+        words=holdout.words,
+        ingested=holdout.ingested,
+        buckets=holdout.buckets,
+    )
+    own = judging.score(night, standing.checkpoint, rows.pack, rows.words)  # as the next-night check and `evaluate` do
+    entries = night.journal.entries()
+    again = rescoring.score(other, entries, rescoring.Model.of(entries, standing.version), rows)
+    assert np.allclose(rivals.aligned(again, own).logits, own.logits, atol=1e-5)
+    assert len(own.labels) > 0
     assert not np.allclose(found.logits, challenger.logits, atol=1e-3)
     assert sorted(Path(night.home).rglob("*")) == before
 
