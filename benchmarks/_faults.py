@@ -134,7 +134,7 @@ def in_stage(
             if stage_hit(home, key, num_buckets) == stage:
                 at_moment(moment)(night)
                 return
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     return kill
 

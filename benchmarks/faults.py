@@ -42,7 +42,7 @@ SMALL = (
     "gate.num_resamples=100",
 )
 PARTS = ("kills", "first", "twice", "stages", "child", "disk")
-_SHARES = {"child": 10, "stages": 60}
+_SHARES = {"child": 10, "stages": 500}
 """The part of a night within which these kinds kill, after the child came up or the stage was reached."""
 
 
