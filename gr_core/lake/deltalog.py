@@ -61,7 +61,9 @@ def refuse_lost_log(uri: str, what: str, *, untouched: str) -> None:
     Raises:
         FormatError: Names the log.
     """
-    if any(one.name.endswith(".parquet") for one in store.listing(uri)):
+    has_data = any(one.name.endswith(".parquet") for one in store.listing(uri))
+    # looked at last: another process may make the table meanwhile, its log first
+    if has_data and not store.listing(store.join(uri, LOG)):
         raise _damage(store.join(uri, LOG), what, "it is missing, and data files lie beside it", untouched)
 
 
