@@ -80,6 +80,18 @@ def refuse_empty_entry(uri: str, version: int, what: str, *, untouched: str) -> 
         raise _damage(str(path), what, "it is empty", untouched)
 
 
+def refuse_damaged(uri: str, what: str, *, untouched: str) -> None:
+    """Refuse a table that opens though a file of its log is damaged: its rows are not the table's.
+
+    Raises:
+        FormatError: Names the first such file.
+    """
+    found = _first_damaged(uri)
+    if found is not None:
+        name, why = found
+        raise _damage(store.join(uri, LOG, name), what, why, untouched)
+
+
 def newest_commit(uri: str) -> int:
     """Return the newest version that has a file in a table's log; -1 where there is none."""
     log = store.listing(store.join(uri, LOG))
@@ -124,8 +136,14 @@ def _checked(file: Object) -> str | None:
             return None
         if not content:
             return "it is empty"
+        actions: set[str] = set()
         for line, text in enumerate(content.splitlines(), 1):  # noqa: B007 -- told when it fails
-            json.loads(text)
+            action = json.loads(text)
+            if not isinstance(action, dict):
+                raise ValueError("no action of a commit")
+            actions |= action.keys()
+        if "commitInfo" not in actions:
+            return "it tells nothing of its commit"
     except _NOT_WHOLE as error:
         return f"it is damaged{f' in line {line}' if line else ''}: {str(error).splitlines()[0]}"
     return None

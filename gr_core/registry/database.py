@@ -24,6 +24,8 @@ from gr_core.errors import FormatError
 logger = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
+_FIRST_MADE = "experiments"
+"""The table that MLflow makes before any other: a part that was cut off has it."""
 _LAST_MADE = ("experiments", "registered_models")
 """Tables of which a finished database has a row: MLflow makes its Default experiment after the last migration."""
 
@@ -31,18 +33,20 @@ _LAST_MADE = ("experiments", "registered_models")
 def make(tracking_uri: str, artifact_root: str) -> None:
     """Make the database of an SQLite URI where there is none yet, or only a part of one.
 
-    A part holds no row of ours; it is kept beside as <file>.unfinished. Any other URI is a server's, and left alone.
+    A part holds no row of ours; it is kept beside as <file>.unfinished. Any other URI is a server's, and left alone, as
+    is one that names no file.
 
     Args:
         tracking_uri: MLflow's.
         artifact_root: URI or path under which MLflow's Default experiment keeps artifacts.
 
     Raises:
-        FormatError: The file is not a database.
+        FormatError: The file is not a database, or another application's.
     """
-    if not tracking_uri.startswith(SQLITE):
+    name = tracking_uri.removeprefix(SQLITE).partition("?")[0]  # after it stand options of the driver
+    if not tracking_uri.startswith(SQLITE) or not name or name.startswith((":memory:", "file:")):
         return
-    file = Path(tracking_uri.removeprefix(SQLITE)).absolute()
+    file = Path(name).resolve()  # of a link, the file that it means
     if _is_finished(file):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,19 +83,26 @@ def quiet() -> Iterator[None]:
 def _is_finished(file: Path) -> bool:
     if not file.exists() or not file.stat().st_size:
         return False
-    with contextlib.closing(sqlite3.connect(file, timeout=60)) as connection:
-        try:
+    try:
+        with contextlib.closing(sqlite3.connect(file, timeout=60)) as connection:
             tables = {str(row[0]) for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            return any(
+            has_rows = any(
                 connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None
                 for table in _LAST_MADE
                 if table in tables
             )
-        except sqlite3.DatabaseError as error:
-            raise FormatError(
-                f"{file} cannot be read as MLflow's database: {error}; put a backup in its place, or move it away",
-                where=str(file),
-            ) from error
+    except sqlite3.DatabaseError as error:
+        raise FormatError(
+            f"{file} cannot be read as MLflow's database: {error}; put a backup in its place, or move it away",
+            where=str(file),
+        ) from error
+    if tables and _FIRST_MADE not in tables:
+        raise FormatError(
+            f"{file} is another application's database, with tables such as {min(tables)}, not MLflow's; name another "
+            "file, or move it away",
+            where=str(file),
+        )
+    return has_rows
 
 
 def location(artifact_root: str) -> str:

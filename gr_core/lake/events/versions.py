@@ -75,10 +75,15 @@ class Versions:
             The number of rows; 0 where there is no table.
 
         Raises:
-            AssertionError: They differ (a fault of ours, never of the data).
+            FormatError: They differ, and a file of the log is damaged, such as one that a crash of the machine emptied.
+            AssertionError: They differ otherwise (a fault of ours, never of the data).
         """
         table = self._open()
-        return 0 if table is None else books.check(table)
+        try:
+            return 0 if table is None else books.check(table)
+        except AssertionError:
+            deltalog.refuse_damaged(self.uri, layout.WHAT, untouched=layout.UNTOUCHED)
+            raise
 
     def last_commit(self) -> Commit | None:
         """Return the newest commit; None where nothing was ingested."""

@@ -45,6 +45,11 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def nullify(path: Path) -> None:
+    """Put JSON in its place that is no action."""
+    path.write_text("null\n")
+
+
 def fill(path: Path) -> None:
     """Put other bytes in its place."""
     path.write_bytes(b"\x00\xff no JSON")
@@ -58,6 +63,7 @@ def fill(path: Path) -> None:
         (2, cut, "it is damaged in line 1"),
         (2, fill, "it is damaged in line 1"),
         (3, cut, "it is damaged in line 1"),
+        (2, nullify, "it is damaged in line 1"),
         (3, empty, "it is empty"),
         (0, Path.unlink, "it is missing"),
         (2, Path.unlink, "it is missing"),
@@ -95,6 +101,17 @@ def test_an_entry_that_fell_out_of_the_journal_is_missed(home: Path) -> None:
 
     with pytest.raises(FormatError, match=r"has lost its entries \[2\] of 3.*restore _delta_log from a backup"):
         Journal(str(home / "lake" / "journal")).entries()
+
+
+@pytest.mark.parametrize(("text", "told"), [("", "it is empty"), ("{}\n", "it tells nothing of its commit")])
+def test_a_commit_that_fell_out_of_the_event_table_is_named(home: Path, text: str, told: str) -> None:
+    """Delta passes over a log file that says nothing; the books miss its rows, and the file is what to restore."""
+    victim = home / "lake" / "events" / "_delta_log" / NAMED.format(2)
+    victim.write_text(text)
+
+    with pytest.raises(FormatError, match=told) as refused:
+        table(home, CONFIG).check_rows()
+    assert refused.value.where == str(victim)
 
 
 @pytest.mark.parametrize("harm", [cut, Path.unlink])

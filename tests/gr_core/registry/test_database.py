@@ -94,7 +94,42 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     assert file.read_text().startswith("no database")
 
 
-def test_a_server_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """A folder in its place, as a container makes it of a missing mount."""
+    (tmp_path / "mlflow.db").mkdir()
+    with pytest.raises(FormatError, match=r"mlflow\.db cannot be read.*unable to open"):
+        database.make(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path))
+
+
+def test_another_applications_database_stays_where_it_is(tmp_path: Path) -> None:
+    """It is no part of ours, though it has none of MLflow's rows."""
+    file = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE customers (name TEXT)")
+    with pytest.raises(FormatError, match=r"shop\.db is another application's database.*customers"):
+        database.make(f"sqlite:///{file}", str(tmp_path))
+    assert tables(file) == {"customers"}
+    assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
+
+
+def test_the_drivers_options_are_no_part_of_the_files_name(tmp_path: Path) -> None:
+    """SQLAlchemy takes them after a question mark."""
+    database.make(f"sqlite:///{tmp_path}/mlflow.db?timeout=60", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    """A database that was laid on another disk is made there."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mlflow.db").symlink_to(tmp_path / "disk" / "mlflow.db")
+    database.make(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path))
+    assert (tmp_path / "mlflow.db").is_symlink()
+    assert "experiments" in tables(tmp_path / "disk" / "mlflow.db")
+
+
+@pytest.mark.parametrize("uri", ["https://mlflow.example.com", "sqlite:///:memory:", "sqlite:///file:x?uri=true"])
+def test_what_is_no_file_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     """Only an SQLite file is ours to make."""
-    database.make("https://mlflow.example.com", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    database.make(uri, str(tmp_path))
     assert not list(tmp_path.iterdir())
