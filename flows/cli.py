@@ -38,7 +38,6 @@ from gr_core.lake import space, store
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "HELD", "NOTHING_DUE", "main"]
 
-PIPED_WIDTH = 10_000  # more than any table has columns: where no terminal limits it, nothing is cut or wrapped
 
 # Each has add_commands(commands, common). A command's defaults: run(options, settings, home) -> (object, exit status)
 # and, unless nights are shown, show(object) -> what a person reads: a text or a table. The order is that of --help.
@@ -130,7 +129,7 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
     if isinstance(shown, str):
         sys.stdout.write(shown)
         return
-    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(shown)
+    showing.print_whole(shown, Console(width=None if sys.stdout.isatty() else showing.PIPED_WIDTH))
     if getattr(options, "names_home", False) and store.is_local(home):
         Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim", soft_wrap=True)
 

@@ -8,11 +8,15 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from rich.console import RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
 
 from flows import options
 from gr_core.config import Config
 from gr_core.lake.lock import RETRAIN_LOCK, running_night
+
+PIPED_WIDTH = 10_000  # more than any table has columns: where no terminal limits it, nothing is cut or wrapped
 
 
 def status(_asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
@@ -42,6 +46,27 @@ def nights_shown(value: dict[str, Any]) -> str | RenderableType:
         return f"forced {value['forced']['stage']} of {value['date']}: {word}\n"
     nights = value.get("nights", [value])
     return render_status(value if "champion" in value else {"champion": None, "findings": [], "nights": nights})
+
+
+def print_whole(shown: RenderableType, console: Console) -> None:
+    """Print what a person reads; a table of figures that a narrow terminal has no room for is never cut.
+
+    Rich would end figures, and whole columns, with an ellipsis. Instead the terminal breaks such a table's lines, all at one place.
+
+    Args:
+        shown: Text, a table, or a group of them.
+        console: As wide as the terminal.
+    """
+    if isinstance(shown, Group):
+        for part in shown.renderables:
+            print_whole(part, console)
+    elif isinstance(shown, Table) and any(column.no_wrap for column in shown.columns):
+        needed = Measurement.get(console, console.options.update(width=PIPED_WIDTH), shown).maximum
+        width, console.width = console.width, max(console.width, needed)
+        console.print(shown)
+        console.width = width
+    else:
+        console.print(shown)
 
 
 def config_shown(value: dict[str, Any]) -> str:

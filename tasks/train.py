@@ -38,7 +38,7 @@ class ProgressArtifact:
             update_progress_artifact(self._id, progress=done)
             self._updated = now
         if now - self._logged >= SECONDS_BETWEEN_LINES:
-            logger.info("step %d of %d, loss %.4f", line["step"], line["steps"], line["loss"])
+            logger.info("step %d of this night's %d, loss %.4f", line["step"], line["steps"], line["loss"])
             self._logged = now
 
     def finish(self) -> None:

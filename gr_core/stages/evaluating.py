@@ -120,7 +120,8 @@ class Evaluator:
             if line["event"] == "scored":
                 found = {action: values["ne"] for action, values in line["holdout"].items() if values["ne"] is not None}
                 shown = ", ".join(f"{action} {value:.4f}" for action, value in found.items())
-                logger.info("step %d scored on the holdout in %.1f s: NE %s", line["step"], line["seconds"], shown)
+                words = "the model's step %d scored on the holdout in %.1f s: NE %s"  # of all nights, unlike training's
+                logger.info(words, line["step"], line["seconds"], shown)
         self._told = len(lines)
 
 
