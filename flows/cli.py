@@ -28,7 +28,7 @@ from flows import (
     showing,
     up,
 )
-from flows.leaving import leave
+from flows.leaving import leave, unread
 from flows.options import BAD_INPUT, DONE, FAILED, HELD, NOTHING_DUE, Parser, common_options
 from gr_core import grouping
 from gr_core.config import Config, load_config
@@ -83,7 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
         full = _full(home, error)
         status, where = (full.exit_code, full.where) if full else (FAILED, None)
         return _report(full or error, status, where=where, as_json="--json" in words)
-    _show(options, value, home)
+    with unread():
+        _show(options, value, home)
     return int(status)
 
 
@@ -106,7 +107,8 @@ def _interrupt(_signal: int, _frame: Any) -> NoReturn:
 def _report(error: BaseException, status: int, *, where: str | None, as_json: bool) -> int:
     if as_json:
         body = {"error": {"type": type(error).__name__, "message": str(error), "where": where}}
-        sys.stdout.write(json.dumps(body) + "\n")
+        with unread():
+            sys.stdout.write(json.dumps(body) + "\n")
     sys.stderr.write(f"daybreak: {type(error).__name__}: {error}\n")
     return status
 
@@ -129,9 +131,17 @@ def _show(options: argparse.Namespace, value: dict[str, Any], home: str) -> None
     if isinstance(shown, str):
         sys.stdout.write(shown)
         return
-    showing.print_whole(shown, Console(width=None if sys.stdout.isatty() else showing.PIPED_WIDTH))
+    showing.print_whole(shown, _Table(width=None if sys.stdout.isatty() else showing.PIPED_WIDTH))
     if getattr(options, "names_home", False) and store.is_local(home):
         Console(stderr=True).print(f"home: {store.local_path(home)}", style="dim", soft_wrap=True)
+
+
+class _Table(Console):
+    """Rich's console, whose reader may leave: by itself it exits with 1 then, as if the command had failed."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `unread`."""
+        raise BrokenPipeError
 
 
 def command() -> NoReturn:

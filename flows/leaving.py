@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 GRACE_SECONDS = 60.0  # Prefect's own server takes a few seconds to end
+
+
+@contextlib.contextmanager
+def unread() -> Iterator[None]:
+    """Let what is written go nowhere where its reader is gone, as after `| head`: the status tells what was done."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave(status: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,17 @@ def test_a_thread_that_does_not_end_holds_up_no_command(seconds: str, thread: st
     assert ended.stderr == (
         "daybreak: the command is done; its process ends, though stray did not\n" if thread == "stray" else ""
     )
+
+
+@pytest.mark.parametrize(("words", "status"), [(("config", "show"), 0), (("status",), 0), (("page", "--json"), 2)])
+def test_a_reader_that_left_makes_no_failure(tmp_path: Path, words: tuple[str, ...], status: int) -> None:
+    """As after `| head`: the status is the command's, and no stack is shown for what nobody reads."""
+    readable, writable = os.pipe()
+    os.close(readable)
+    given = [sys.executable, "-m", "flows.cli", *words, "--config", "conf/world.toml", "--home", str(tmp_path)]
+    ended = subprocess.run(given, cwd=ROOT, stdout=writable, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writable)
+
+    assert ended.returncode == status
+    assert "Traceback" not in ended.stderr
+    assert "Broken" not in ended.stderr
