@@ -33,3 +33,19 @@ def check_format(what: str, where: str, found: Any, ours: int, remedy: str) -> N
     newer = isinstance(found, int) and found > ours
     advice = "a newer release wrote it: use that one, or a later one" if newer else remedy
     raise FormatError(f"{where} has {what} format {found!r}, this release reads {ours}; {advice}", where=where)
+
+
+def listed_files(manifest: Any, where: str) -> dict[str, str]:
+    """Return what the manifest of a checkpoint lists: the SHA-256 of each file by its name.
+
+    Args:
+        manifest: The value in manifest.json.
+        where: Path or URI of that file.
+
+    Raises:
+        FormatError: It lists no files.
+    """
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise FormatError(f"{where} cannot be read: it lists no files; restore or train again", where=where)
+    return files

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gr_core.errors import FormatError, UsageError
+from gr_core.formats import listed_files
 from gr_core.hashing import file_sha256
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
@@ -191,11 +192,15 @@ def checkpoint_state(checkpoint: Path) -> dict[str, Any]:
     """
     if not (checkpoint / "manifest.json").exists():
         raise FormatError(f"{checkpoint} has no manifest.json, so it is no complete checkpoint", where=str(checkpoint))
-    try:
-        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{checkpoint} has no readable state.json: {error}", where=str(checkpoint)) from error
+    state: dict[str, Any] = _read_json(checkpoint / "state.json")
     return state
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{file.parent} has no readable {file.name}: {error}", where=str(file.parent)) from error
 
 
 def check_files(model: Path, checkpoint: Path) -> str:
@@ -208,8 +213,8 @@ def check_files(model: Path, checkpoint: Path) -> str:
         FormatError: A file is missing or damaged; names it.
     """
     data = model / "data" / DATA
-    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"]
-    for name, expected in manifest.items():
+    manifest = checkpoint / "manifest.json"
+    for name, expected in listed_files(_read_json(manifest), str(manifest)).items():
         if not (data / name).exists() or file_sha256(data / name) != expected:
             raise FormatError(
                 f"uploaded model {model} lacks {name} or has it damaged (sha256); register again", where=name

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from gr_core import environment
+from gr_core.formats import listed_files
 from gr_core.lake import store
 from gr_core.lake.journal import Entry, champion, previous, versions
 from gr_core.registry.base import ModelStore
@@ -23,10 +24,11 @@ def missing(models: ModelStore, version: int, checkpoint: str) -> list[str]:
 
     Raises:
         FileNotFoundError: The checkpoint is gone too.
+        FormatError: Its manifest is damaged.
         UsageError: The registry has no such version.
     """
-    manifest = store.read_json(store.join(checkpoint, "manifest.json"))
-    return models.missing(version, [*manifest["files"], "manifest.json"])
+    manifest = store.join(checkpoint, "manifest.json")
+    return models.missing(version, [*listed_files(store.read_json(manifest), manifest), "manifest.json"])
 
 
 def restore(models: ModelStore, version: int, checkpoint: str) -> None:

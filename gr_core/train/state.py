@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gr_core.errors import FormatError
-from gr_core.formats import CHECKPOINT_FORMAT, RETRAIN, check_format
+from gr_core.formats import CHECKPOINT_FORMAT, RETRAIN, check_format, listed_files
 from gr_core.hashing import file_sha256
 
 STATE_FILE = "state.json"
@@ -155,7 +155,8 @@ def verify(path: Path) -> None:
         FormatError: Not complete, or a file is missing or differs; names it.
     """
     read_state(path)
-    for name, expected in _read_json(path / MANIFEST_FILE)["files"].items():
+    manifest = path / MANIFEST_FILE
+    for name, expected in listed_files(_read_json(manifest), str(manifest)).items():
         file = path / name
         if not file.exists() or file_sha256(file) != expected:
             raise FormatError(
@@ -170,7 +171,9 @@ def tensors_finite(tensors: Mapping[str, Tensor]) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"{values!r:.40} is no object")
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read: {error}; restore or train again", where=str(path)) from error
     return values

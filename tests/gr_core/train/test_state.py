@@ -1,12 +1,14 @@
 """Checkpoints: round trip, digest, manifest, replacement, no pickle."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from gr_core.errors import FormatError
+from gr_core.hashing import file_sha256
 from gr_core.train import state as module
 from gr_core.train.state import (
     checkpoint_digest,
@@ -85,7 +87,12 @@ def test_what_is_incomplete_or_of_another_format_is_refused(tmp_path):
     file.write_bytes(b"broken")
     with pytest.raises(FormatError, match="differs from the manifest"):
         load_checkpoint(path)
-    (path / "manifest.json").write_text('{"files": {}}')
+    for text in ("", "null", "[]", "{}", '{"fingerprint": "x"}', '{"files": {}}', '{"files": ["state.json"]}'):
+        (path / "manifest.json").write_text(text)
+        with pytest.raises(FormatError, match=r"manifest\.json cannot be read.*restore or train again"):
+            load_checkpoint(path)
+    state = path / "state.json"
+    (path / "manifest.json").write_text(json.dumps({"files": {"state.json": file_sha256(state)}}))
     with pytest.raises(FormatError, match=r"safetensors cannot be read"):
         load_checkpoint(path)
     file.unlink()
