@@ -21,6 +21,7 @@ from gr_core import environment
 from gr_core.config import Config
 from gr_core.errors import UsageError
 from gr_core.registry import database
+from gr_core.registry.mlflow_store import MlflowStore
 
 HOST = "127.0.0.1"
 READY_SECONDS = 300.0  # the longest wait for each part; a machine with nothing else to do takes 10
@@ -28,7 +29,12 @@ ROOT = Path(__file__).parent.parent  # the checkout: prefect.yaml, and where the
 
 
 def up(asked: argparse.Namespace, settings: Config, home: str) -> tuple[dict[str, Any], int]:
-    """Start what is not up yet; returns {"state", "prefect", "mlflow", "home", "servers", "deployments", "next_date"}."""
+    """Start what is not up yet.
+
+    Returns:
+        {"state", "prefect", "mlflow", "nights", "home", "servers", "deployments", "next_date"}; `nights` is where MLflow
+        lists them: its start page shows none.
+    """
     folder = servers_folder(home)
     with hosting.one_at_a_time(folder):
         record = hosting.read(folder)
@@ -141,7 +147,9 @@ def _start(asked: argparse.Namespace, settings: Config, home: str, folder: Path)
         servers = [
             begin("prefect", "-m", "prefect", "server", "start", "--host", HOST, "--port", str(asked.prefect_port))
         ]
-        database.make(environment.own_database(home), environment.artifact_root(home))
+        # makes database and experiment, whole, before the server meets them
+        store = MlflowStore(environment.own_database(home), environment.artifact_root(home), settings.name)
+        about["nights"] = f"{mlflow}/#/experiments/{store.experiment}/runs"
         servers.append(begin("mlflow", *_mlflow_words(home, asked.mlflow_port)))
         hosting.wait_until(lambda: _answers(about), servers, "Prefect and MLflow answer", READY_SECONDS)
         from flows import deploying
@@ -205,7 +213,7 @@ def shown(value: dict[str, Any]) -> str:
     return f"""{value["state"]}: {value["home"]}
 
   Prefect  {value["prefect"]}/deployments  {len(value["deployments"])} deployments; runs, logs, artifacts
-  MLflow   {value["mlflow"]}  experiments, metrics, models
+  MLflow   {value.get("nights", value["mlflow"])}  nights: tick two, Compare
 
 Four clicks run a night, in Prefect: 1 the deployment `nightly`, 2 Run, 3 Custom run (there, `date`: {day}), 4 Submit.
 The run's artifacts link the night's metrics and its page in MLflow. `make down` (`daybreak down`) ends all of this.

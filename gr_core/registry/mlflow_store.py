@@ -73,7 +73,7 @@ class MlflowStore:
         with quiet():
             database.make(tracking_uri, artifact_root)
             self._client: MlflowClient = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-            self._experiment = self._open_experiment(artifact_root)
+            self.experiment = self._open_experiment(artifact_root)
 
     def _open_experiment(self, artifact_root: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -114,9 +114,9 @@ class MlflowStore:
         if any("'" in value for value in wanted.values()):
             raise UsageError(f"a run's name cannot contain ', got {name!r}", where=name)
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in wanted.items())
-        found = self._client.search_runs([self._experiment], query, max_results=1)
+        found = self._client.search_runs([self.experiment], query, max_results=1)
         if not found:
-            return self._client.create_run(self._experiment, run_name=name, tags=wanted)
+            return self._client.create_run(self.experiment, run_name=name, tags=wanted)
         run: Run = found[0]
         if run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -197,13 +197,13 @@ class MlflowStore:
     def run_of(self, night: str) -> str | None:
         """See ModelStore."""
         query = f"tags.`{PREFIX}kind` = 'night' and tags.`{PREFIX}night` = '{night}'"
-        found = self._client.search_runs([self._experiment], query, max_results=1)
+        found = self._client.search_runs([self.experiment], query, max_results=1)
         return str(found[0].info.run_id) if found else None
 
     def finish(self, run: str, status: RunStatus) -> None:
         """See ModelStore."""
         query = f"tags.`mlflow.parentRunId` = '{run}' and attributes.status = 'RUNNING'"
-        for child in self._client.search_runs([self._experiment], query):
+        for child in self._client.search_runs([self.experiment], query):
             self._client.set_terminated(child.info.run_id, status)
         self._client.set_terminated(run, status)
 
@@ -217,7 +217,7 @@ class MlflowStore:
             Keys of the nights whose runs were ended.
         """
         query = f"tags.`{PREFIX}kind` = 'night' and attributes.status = 'RUNNING'"
-        dead = [run for run in self._client.search_runs([self._experiment], query) if _night(run) != keep]
+        dead = [run for run in self._client.search_runs([self.experiment], query) if _night(run) != keep]
         for run in dead:
             self.finish(run.info.run_id, "KILLED")
         return [_night(run) for run in dead]
@@ -231,7 +231,7 @@ class MlflowStore:
             return found[0].version
         self._make_model()
         kept = {**{PREFIX + key: str(value)[:_MAX_VALUE] for key, value in tags.items()}, **wanted}
-        model = self._client.create_logged_model(self._experiment, name="model", source_run_id=run, tags=kept)
+        model = self._client.create_logged_model(self.experiment, name="model", source_run_id=run, tags=kept)
         try:
             self._upload(model.model_id, model.artifact_location, checkpoint, run)
         except BaseException:
@@ -271,7 +271,7 @@ class MlflowStore:
         known, location = self.version(version), self._location(version)
         if checkpoint_state(checkpoint)["digest"] != known.digest:
             raise FormatError(f"{checkpoint} is not the checkpoint of version {version}", where=location)
-        made = self._client.search_logged_models([self._experiment], f"source_run_id = '{known.run}'")
+        made = self._client.search_logged_models([self.experiment], f"source_run_id = '{known.run}'")
         (model,) = (one.model_id for one in made if one.artifact_location == location)
         # the client remembers where a model of this id lies, in a copied home maybe in the other one
         self._upload(model, location, checkpoint, known.run, send=self._files_at(location).log_artifacts)
@@ -362,7 +362,7 @@ class MlflowStore:
 
     def link(self, run: str) -> str:
         """See ModelStore."""
-        return f"{self.tracking_uri}#/experiments/{self._experiment}/runs/{run}"
+        return f"{self.tracking_uri}#/experiments/{self.experiment}/runs/{run}"
 
     def model_uri(self, version: int) -> str:
         """Return what mlflow.pyfunc.load_model takes, with this store's tracking URI set."""

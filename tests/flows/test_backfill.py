@@ -228,7 +228,7 @@ def test_evaluating_a_model_again_adds_nothing(ran: Ran, capsys: pytest.CaptureF
     parent = found[DAYS[3]]
     assert (parent["parent"], value["version"], value["count"]) == (2, 2, parent["new_events"])
     assert value["metrics"]["next_day/auc/click"] == parent["next_day"]["click"]["auc"]
-    (run,) = client.search_runs([models._experiment], "attributes.run_name = 'evaluate version 2'")
+    (run,) = client.search_runs([models.experiment], "attributes.run_name = 'evaluate version 2'")
     assert (run.data.tags["mlflow.parentRunId"], run.info.status) == (night, "FINISHED")
     for key in value["metrics"]:
         assert len(client.get_metric_history(run.info.run_id, key)) == (value["metrics"][key] is not None), key

@@ -271,7 +271,7 @@ def test_two_nights_are_compared_in_mlflow(up: Up, page: Page) -> None:
     nights = up.nights()
     if len(nights) < 2:
         pytest.fail("the night before this test did not end")
-    page.goto(f"{up.told['mlflow']}/#/experiments/{nights[0]['info']['experiment_id']}/runs")
+    page.goto(up.told["nights"])
     for night in nights:
         row = page.locator("[role=row]", has=page.get_by_role("link", name=night["info"]["run_name"]))
         row.get_by_role("checkbox").first.click()

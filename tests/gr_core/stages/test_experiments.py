@@ -122,7 +122,7 @@ def test_status_and_page_show_it_beside_its_night(world: World) -> None:
 def test_its_run_stands_beside_the_nights_in_mlflow(world: World) -> None:
     """One experiment in MLflow holds both runs, with the same keys; tags tell the experiment from the night."""
     client = registry(world.home)._client
-    found = {one.info.run_name: one for one in client.search_runs([registry(world.home)._experiment])}
+    found = {one.info.run_name: one for one in client.search_runs([registry(world.home).experiment])}
     night, tried = found[str(NEXT)], found[f"{NEXT}-faster"]
     assert night.data.metrics.keys() == tried.data.metrics.keys()
     assert tried.info.status == "FINISHED"
