@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 
 import pyarrow as pa
@@ -67,17 +68,30 @@ def refuse_lost_log(uri: str, what: str, *, untouched: str) -> None:
         raise _damage(store.join(uri, LOG), what, "it is missing, and data files lie beside it", untouched)
 
 
-def refuse_empty_entry(uri: str, version: int, what: str, *, untouched: str) -> None:
-    """Refuse a local table whose newest log file is empty, as a crash of the machine leaves it: its commit would be lost.
+def refuse_lost_commits(uri: str, version: int, what: str, *, untouched: str) -> None:
+    """Refuse a local table of whose log a file since the last checkpoint is empty or gone: its commit would be lost.
+
+    A crash of the machine leaves files empty, and Delta Lake reads on without them. One listing, no file is read. The
+    newest file, once it is gone, cannot be missed here.
+
+    Args:
+        uri: The table.
+        version: The version that was opened.
+        what: What the table is, for the message.
+        untouched: What of the home is as it was.
 
     Raises:
         FormatError: Names the file.
     """
     if not store.is_local(uri):
         return  # an object store puts a file whole or not at all
-    path = store.local_path(uri) / LOG / commit_name(version)
-    if path.exists() and not path.stat().st_size:
-        raise _damage(str(path), what, "it is empty", untouched)
+    sizes = {one.name: one.stat().st_size for one in os.scandir(store.local_path(uri) / LOG) if one.is_file()}
+    starts = [int(match.group(1)) for name in sizes if (match := _CHECKPOINT.fullmatch(name))]
+    for number in range(max((start for start in starts if start <= version), default=-1) + 1, version + 1):
+        size = sizes.get(commit_name(number))
+        if not size:
+            why = "it is missing" if size is None else "it is empty"
+            raise _damage(store.join(uri, LOG, commit_name(number)), what, why, untouched)
 
 
 def refuse_damaged(uri: str, what: str, *, untouched: str) -> None:

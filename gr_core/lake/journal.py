@@ -195,7 +195,7 @@ class Journal:
             if store.named(self.uri, error) is not None:
                 raise
             raise deltalog.unreadable(self.uri, "journal", error, untouched=_UNTOUCHED) from error
-        deltalog.refuse_empty_entry(self.uri, table.version(), "journal", untouched=_UNTOUCHED)
+        deltalog.refuse_lost_commits(self.uri, table.version(), "journal", untouched=_UNTOUCHED)
         # journals of the first releases do not say it
         told = json.loads(table.metadata().description or "{}").get("format", 1)
         check_format("journal", self.uri, told, JOURNAL_FORMAT, "use the release that wrote it, or a new home")

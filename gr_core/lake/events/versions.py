@@ -166,7 +166,7 @@ class Versions:
             return None
         except DeltaError as error:
             raise self._unreadable(version, error) from error
-        deltalog.refuse_empty_entry(self.uri, int(table.version()), layout.WHAT, untouched=layout.UNTOUCHED)
+        deltalog.refuse_lost_commits(self.uri, int(table.version()), layout.WHAT, untouched=layout.UNTOUCHED)
         told = json.loads(table.metadata().description or "{}")
         remedy = "use the release that wrote it, or a new home"
         check_format("event table", self.uri, told.get("format"), EVENT_FORMAT, remedy)

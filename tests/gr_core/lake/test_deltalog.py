@@ -64,6 +64,7 @@ def fill(path: Path) -> None:
         (2, fill, "it is damaged in line 1"),
         (3, cut, "it is damaged in line 1"),
         (2, nullify, "it is damaged in line 1"),
+        (2, empty, "it is empty"),
         (3, empty, "it is empty"),
         (0, Path.unlink, "it is missing"),
         (2, Path.unlink, "it is missing"),
