@@ -83,7 +83,10 @@ def test_a_night_that_would_be_refused_for_its_bound_is_not_ok(
     pins = {"date": later, "mode": "nightly", "parent": None, "cutoff_us": 1, "fingerprint": "f", "seed": 0}
     journal.append("opened", later, {**pins, "config": resolved}, at_us=1)
     watermark = {"commit": 1, "cutoff_us": day_end_us(Date.fromisoformat(later), "UTC")}
-    made = {"version": 1, "date": later, "checkpoint": "c", "vocabulary": "v", "watermark": watermark}
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").write_text("{}")
+    made = {"version": 1, "date": later, "checkpoint": str(checkpoint), "vocabulary": "v", "watermark": watermark}
     journal.append("registered", later, {**made, "config": resolved}, at_us=1)
     decided = {"decision": "promote", "reasons": ["r"], "version": 1, "previous": None}
     journal.append("decided", later, decided, at_us=1)
