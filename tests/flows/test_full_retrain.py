@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.prefect,
     pytest.mark.usefixtures("prefect_server"),
     pytest.mark.filterwarnings("default"),  # as in test_nightly
-    pytest.mark.timeout(900),  # nine nights are one fixture
 ]
 
 SHIFT_DAY, NIGHTS = 6, 10

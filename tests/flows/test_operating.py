@@ -27,7 +27,7 @@ from gr_core.lake.journal import Journal, NightRecord, nights
 from gr_core.lake.lock import running_night
 from tests.stand import PATIENCE, POOL, ROOT, Stand, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.prefect, pytest.mark.filterwarnings("default")]
 
 CANCELLED_SECONDS = 30.0  # issue 6: no process of the night is left after that
 # Trained slowly enough to be met in training, in many small steps that are all saved

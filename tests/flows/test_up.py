@@ -33,7 +33,6 @@ NIGHT_SECONDS = 400  # the longest that a night of the tiny feed may take; besid
 ENDS = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 pytestmark = [
-    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # Playwright's driver is a process with pipes, closed when it likes
 ]
 
