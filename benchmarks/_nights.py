@@ -148,6 +148,18 @@ def _timed(seconds: dict[str, float], stage: str, work: Callable[[], T]) -> T:
     return found
 
 
+def unread_checkpoint(night: Night) -> str:
+    """Make the folder of a checkpoint that nobody reads; a night asks no more of its parent's than that it is there.
+
+    Returns:
+        Its path.
+    """
+    folder = Path(night.home) / "unread" / night.key
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text("{}")
+    return str(folder)
+
+
 def promote(night: Night, data: DataResult, trained: dict[str, Any]) -> None:
     """Write to the journal what registry and gate would: the challenger is the champion, the night is finished.
 

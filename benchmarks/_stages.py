@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._events import Feed, config_of
-from benchmarks._nights import open_day, promote, run_data, run_night
+from benchmarks._nights import open_day, promote, run_data, run_night, unread_checkpoint
 from gr_core.config import load_config
 
 
@@ -39,7 +39,7 @@ def data_night(
     night = open_day(config, home, shape.day(shape.num_days - 1 + number))
     data = run_data(night, workers=workers or os.cpu_count() or 1)
     bound = data.ingested["bound"]
-    promote(night, data, {"uri": f"{home}/none", "watermark": bound, "digest": f"night-{number}"})
+    promote(night, data, {"uri": unread_checkpoint(night), "watermark": bound, "digest": f"night-{number}"})
     packs = data.packs.values()
     return {
         "stage_seconds": data.seconds,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tests.tiny as tiny
-from benchmarks._nights import DataResult, open_day, promote, run_data
+from benchmarks._nights import DataResult, open_day, promote, run_data, unread_checkpoint
 from gr_core.config import load_config
 from gr_core.data.batches import PackReader
 from gr_core.hashing import is_holdout
@@ -61,7 +61,11 @@ def lineage(folder: Path, config: Path, *overrides: str) -> list[DataResult]:
         night = open_day(load_config(config, list(overrides)), str(folder), tiny.FIRST_DAY + timedelta(days=number))
         data = run_data(night)
         if number < NIGHTS - 1:
-            promote(night, data, {"uri": "never read", "watermark": data.ingested["bound"], "digest": f"d{number}"})
+            promote(
+                night,
+                data,
+                {"uri": unread_checkpoint(night), "watermark": data.ingested["bound"], "digest": f"d{number}"},
+            )
         made.append(data)
     return made
 

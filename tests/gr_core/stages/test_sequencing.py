@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import tests.tiny as tiny
-from benchmarks._nights import open_day, promote, run_data
+from benchmarks._nights import open_day, promote, run_data, unread_checkpoint
 from gr_core.config import load_config
 from tests.plain import run
 
@@ -17,7 +17,7 @@ def test_a_night_without_the_history_store_makes_the_same_sequences(tmp_path: Pa
     config, home = tiny.make(tmp_path, days=2), tmp_path / "home"
     night = open_day(load_config(config), str(home), tiny.FIRST_DAY)
     data = run_data(night)
-    promote(night, data, {"uri": "never read", "watermark": data.ingested["bound"], "digest": "d"})
+    promote(night, data, {"uri": unread_checkpoint(night), "watermark": data.ingested["bound"], "digest": "d"})
     second = tiny.FIRST_DAY + timedelta(days=1)
     _, first = run(config, home, second, stop_after="sequences")
     shutil.rmtree(home / "lake" / "history")
