@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from datetime import date as Date
@@ -89,27 +90,8 @@ def engine_of(worker: int) -> int:
     raise AssertionError(f"worker {worker} executes no run")
 
 
-def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_again(
-    stand: Stand, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A schedule of seconds fires by itself; cancel, then kill -9 of flow and worker in training, then the next start.
-
-    The day is the one before the scheduled start. Cancelled: within 30 s no process, the lock is free, MLflow says KILLED,
-    no half-written checkpoint counts (case A9). Killed: the next start marks the dead run Crashed, and goes on from the
-    last whole checkpoint (cases A5, A8). Meanwhile `status` tells the stage and its steps. The schedule's own parameters
-    win over the deployment's: the config and overrides that train here are the schedule's (case A13).
-    """
-    config, home = tiny.make(stand.folder, days=0), stand.folder / "home"
-    start = datetime.now(UTC) + timedelta(seconds=12)
-    day = day_before(start, "UTC")
-    tiny.write_day(stand.folder / "raw", day, rows=1000)
-    words = ("--config", str(config), "--home", str(home), *(word for key in SLOW for word in ("--set", key)))
-    parameters = {"config": str(config), "home": str(home), "overrides": SLOW}
-    # again, should a busy machine miss the first
-    schedule = Interval(timedelta(minutes=1), anchor_date=start, parameters=parameters)
-    others = {**parameters, "config": "conf/none.toml", "overrides": []}
-    deployment = stand.deploy(nightly, name="night", parameters=others, concurrency_limit=1, schedule=schedule)
-    worker = stand.work()
+def started_by_schedule(stand: Stand, deployment: uuid.UUID) -> Any:
+    """Wait for the run that a deployment's schedule starts, and pause the schedule; returns the run."""
 
     def started() -> Any:
         with stand.client() as client:
@@ -119,48 +101,85 @@ def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_agai
     with stand.client() as client:
         (made,) = client.read_deployment(deployment).schedules
         client.update_deployment_schedule(deployment, made.id, active=False)
-    assert (run.deployment_id, run.auto_scheduled, run.name) == (deployment, True, f"nightly {day}")
-    assert run.parameters == parameters
-    until(lambda: newest_step(home, str(day)), what="the first checkpoint")
-    assert json.loads((home / "nights" / str(day) / "RUN.json").read_text())["config"]["model"]["width"] == 128
-    assert main(["status", *words, "--json"]) == 0
-    (shown,) = json.loads(capsys.readouterr().out)["nights"]
-    assert shown["state"] == "running"
-    assert "train" in shown["running"]["stages"]
-    assert 0 < shown["running"]["step"] < shown["running"]["steps"]
-    assert shown["seconds"]["train"] > 0
+    return run
 
+
+def cancel_in_training(stand: Stand, run: Any, home: Path, day: str) -> None:
+    """Cancel a run: within 30 s no process, the lock is free, MLflow says KILLED, no half checkpoint counts (case A9)."""
     stand.cancel(run.id)
     asked = time.monotonic()
     until(lambda: not processes_of(home), what="the end of training")
     until(lambda: running_night(str(home)) is None, what="the lock")
     assert time.monotonic() - asked < CANCELLED_SECONDS
     assert stand.ended(run.id).name == "Cancelled"
-    assert record_of(home, str(day)).state == "cancelled"
-    assert mlflow_states(home) == {str(day): "KILLED", "train": "KILLED"}
-    assert not list((home / "nights" / str(day)).glob("checkpoint-*/state.json"))
-    assert main(["status", *words, "--json"]) == 1  # a stopped night is an error until it is run again
-    assert "cancelled" in json.loads(capsys.readouterr().out)["findings"][0]["message"]
+    assert record_of(home, day).state == "cancelled"
+    assert mlflow_states(home) == {day: "KILLED", "train": "KILLED"}
+    assert not list((home / "nights" / day).glob("checkpoint-*/state.json"))
 
-    with stand.client() as client:
-        again = client.create_flow_run_from_deployment(deployment, parameters={**parameters, "date": str(day)})
-    before = newest_step(home, str(day))
-    until(lambda: newest_step(home, str(day)) > before, what="training, taken up again")
-    flow = engine_of(worker.pid)
-    for process in (worker.pid, flow):
+
+def kill_in_training(stand: Stand, run: Any, worker: int, home: Path, day: str) -> None:
+    """Kill -9 flow and worker once the run has saved a further step: nothing goes on, and Prefect knows nothing of it."""
+    before = newest_step(home, day)
+    until(lambda: newest_step(home, day) > before, what="training, taken up again")
+    flow = engine_of(worker)
+    for process in (worker, flow):
         os.kill(process, signal.SIGKILL)
     until(lambda: not processes_of(home), what="the end of what the killed flow had started")
-    assert stand.state_of(again.id).is_running()
+    assert stand.state_of(run.id).is_running()
 
-    command = [sys.executable, "-m", "flows.cli", "nightly", *words, "--date", str(day), "--json"]
+
+def test_a_night_that_its_schedule_started_is_cancelled_killed_and_taken_up_again(
+    stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule of seconds fires by itself; cancel, then kill -9 of flow and worker in training, then the next start.
+
+    The day is the one before the scheduled start. The next start marks the killed run Crashed, and goes on from the last
+    whole checkpoint (cases A5, A8). Meanwhile `status` tells the stage and its steps. The schedule's own parameters win
+    over the deployment's: the config and overrides that train here are the schedule's (case A13).
+    """
+    config, home = tiny.make(stand.folder, days=0), stand.folder / "home"
+    start = datetime.now(UTC) + timedelta(seconds=12)
+    day = str(day_before(start, "UTC"))
+    tiny.write_day(stand.folder / "raw", Date.fromisoformat(day), rows=1000)
+    words = ("--config", str(config), "--home", str(home), *(word for key in SLOW for word in ("--set", key)))
+    parameters = {"config": str(config), "home": str(home), "overrides": SLOW}
+    # again, should a busy machine miss the first
+    schedule = Interval(timedelta(minutes=1), anchor_date=start, parameters=parameters)
+    others = {**parameters, "config": "conf/none.toml", "overrides": []}
+    deployment = stand.deploy(nightly, name="night", parameters=others, concurrency_limit=1, schedule=schedule)
+    worker = stand.work()
+
+    def shown(status: int) -> Any:
+        assert main(["status", *words, "--json"]) == status
+        return json.loads(capsys.readouterr().out)
+
+    run = started_by_schedule(stand, deployment)
+    assert (run.deployment_id, run.auto_scheduled, run.name) == (deployment, True, f"nightly {day}")
+    assert run.parameters == parameters
+    until(lambda: newest_step(home, day), what="the first checkpoint")
+    assert json.loads((home / "nights" / day / "RUN.json").read_text())["config"]["model"]["width"] == 128
+    (night,) = shown(0)["nights"]
+    assert night["state"] == "running"
+    assert "train" in night["running"]["stages"]
+    assert 0 < night["running"]["step"] < night["running"]["steps"]
+    assert night["seconds"]["train"] > 0
+
+    cancel_in_training(stand, run, home, day)
+    assert "cancelled" in shown(1)["findings"][0]["message"]  # a stopped night is an error until it is run again
+
+    with stand.client() as client:
+        again = client.create_flow_run_from_deployment(deployment, parameters={**parameters, "date": day})
+    kill_in_training(stand, again, worker.pid, home, day)
+
+    command = [sys.executable, "-m", "flows.cli", "nightly", *words, "--date", day, "--json"]
     done = subprocess.run(command, env=stand.variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     assert done.returncode in (0, 3), done.stderr
     assert json.loads(done.stdout)["attempts"] == 3
-    assert "going on from" in (home / "nights" / str(day) / "train.log").read_text()
+    assert "going on from" in (home / "nights" / day / "train.log").read_text()
     assert stand.state_of(again.id).is_crashed()
     assert stand.state_of(run.id).name == "Cancelled"
-    assert mlflow_states(home) == {str(day): "FINISHED", "train": "FINISHED", "evaluate": "FINISHED"}
+    assert mlflow_states(home) == {day: "FINISHED", "train": "FINISHED", "evaluate": "FINISHED"}
 
 
 def test_a_paused_schedule_stays_paused_when_it_is_deployed_again(stand: Stand, tmp_path: Path) -> None:

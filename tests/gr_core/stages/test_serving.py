@@ -261,7 +261,8 @@ def test_files_and_models_that_cannot_be_are_refused(world: World, tmp_path: Pat
 
 def test_aliases_are_the_journals_and_a_persons_own(world: World, tmp_path: Path) -> None:
     """champion, previous and challenger come from the journal, whatever MLflow says; other aliases from MLflow."""
-    registry = MlflowStore(tracking_uri(str(world.home)), artifact_root(str(world.home)), "tiny")
+    home = str(world.home)
+    registry = MlflowStore(tracking_uri(home), artifact_root(home), "tiny")
     was = registry.aliases()
     registry.set_alias("shadow", 1)
     registry.set_alias("champion", None)
